@@ -1,0 +1,287 @@
+"""What a host is asked to do and what it answers: plain frozen values, and the protocols that kvm and fake fulfil.
+
+Sizes are in MiB or GiB as their names say; PCI addresses are `0000:65:00.0`. Every `ensure_…` may be repeated.
+Errors of all calls: HostUnreachable (nothing is known, ask again later), HostRefused (the host said no).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+Progress = Callable[[int], None]  # called with whole percents
+
+
+@dataclass(frozen=True)
+class Pci:
+    """A function of the host that goes into the guest; `managed`: libvirt binds and unbinds it."""
+
+    address: str
+    managed: bool = True
+
+
+@dataclass(frozen=True)
+class Mdev:
+    """A mediated device of the host."""
+
+    uuid: str
+
+
+@dataclass(frozen=True)
+class Emulated:
+    """A display device that stands for a slice: a scale model of its memory, its true size told by SMBIOS."""
+
+    video_mib: int
+    label: str
+
+
+HostDevice = Pci | Mdev | Emulated
+
+
+@dataclass(frozen=True)
+class GpuRef:
+    """A card as a carver is told of it. `companions`: the other endpoints of its IOMMU group."""
+
+    id: str
+    mode: str
+    model: str
+    address: str | None = None
+    companions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SliceRef:
+    """One piece of one card, held by one VM."""
+
+    id: str
+    vm_id: str
+    gpu: GpuRef
+    profile: str
+    start: int
+    cells: int
+    compute: int
+    memory_mib: int
+
+
+class Network(StrEnum):
+    """How guests reach the world: our own NAT network, or a bridge that the host has."""
+
+    nat = "nat"
+    bridge = "bridge"
+
+
+@dataclass(frozen=True)
+class NetworkRef:
+    """`name` is the libvirt network for nat, the bridge device for bridge."""
+
+    kind: Network
+    name: str
+
+
+@dataclass(frozen=True)
+class ImageRef:
+    """A bootable disk: `volume` is its file in a host's pool, `virtual_mib` the disk it becomes at least."""
+
+    id: str
+    volume: str
+    virtual_mib: int
+    has_init: bool = True
+
+
+@dataclass(frozen=True)
+class Seed:
+    """The files of the NoCloud disk, name to content; made by render, never changed here."""
+
+    files: Mapping[str, bytes]
+
+
+@dataclass(frozen=True)
+class VMSpec:
+    """All a host must know to run one VM. `id` is the domain's UUID; every file's name begins with it."""
+
+    id: str
+    name: str
+    title: str
+    installation: str
+    build: int
+    vcpus: int
+    memory_mib: int
+    disk_gib: int
+    image: ImageRef
+    mac: str
+    network: NetworkRef
+    seed: Seed
+    accel: str
+    devices: tuple[HostDevice, ...] = ()
+    numa_node: int | None = None
+    window_mib: int = 0  # 64-bit MMIO window that the passed-through cards' BARs need; 0 = the firmware's own choice
+
+
+class Power(StrEnum):
+    """What a host says of a domain."""
+
+    absent = "absent"
+    off = "off"
+    running = "running"
+    paused = "paused"
+    crashed = "crashed"
+
+
+@dataclass(frozen=True)
+class DomainSeen:
+    """A domain found on a host. `why` is libvirt's reason for being off; `installation` whose it is, None if nobody's."""
+
+    id: str
+    name: str
+    power: Power
+    why: str = ""
+    installation: str | None = None
+    build: int | None = None
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """A card as a survey saw it; None is unknown. `key` identifies the card across surveys.
+
+    `refusals`: mode → the Reason code's sentence why that mode is not possible, where it is not.
+    """
+
+    key: str
+    address: str | None
+    vendor: str
+    device: str
+    name: str
+    model: str
+    emulated: bool = False
+    class_code: str = ""
+    driver: str | None = None
+    numa_node: int | None = None
+    iommu_group: int | None = None
+    companions: tuple[str, ...] = ()
+    boot_vga: bool = False
+    bars_mib: tuple[int, ...] = ()
+    memory_mib: int | None = None
+    modes: tuple[str, ...] = ()
+    refusals: Mapping[str, str] = field(default_factory=dict)
+    held_by: str = ""
+
+
+@dataclass(frozen=True)
+class NumaNode:
+    """One NUMA node: its CPUs as a range list (`0-7,16-23`) and its memory."""
+
+    id: int
+    cpus: str
+    memory_mib: int
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """The answer of a survey; None is unknown."""
+
+    hostname: str
+    boot_id: str
+    libvirt: str
+    qemu: str
+    cpu_model: str
+    threads: int
+    memory_mib: int
+    accel: str
+    accel_why: str
+    disk_total_gib: int
+    disk_free_gib: int
+    pool: str
+    network: str
+    network_range: str
+    numa: tuple[NumaNode, ...] = ()
+    gpus: tuple[GpuFacts, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class Hypervisor(Protocol):
+    """One host. Calls block; the caller gives each a deadline. Nothing here reads or writes our database."""
+
+    def survey(self) -> HostFacts:
+        """Look at the host, make our pool and network ready (first time: define and start them), and say what is there."""
+
+    def boot_id(self) -> str:
+        """A text that changes when the host boots; cheap."""
+
+    def has_image(self, image: ImageRef) -> bool:
+        """Whether the pool holds this image whole (a part-copied one is not there)."""
+
+    def ensure_image(self, image: ImageRef, source: Path, *, progress: Progress) -> None:
+        """Copy the master file into the pool, once, verified; a half copy of an earlier try is replaced."""
+
+    def drop_image(self, image: ImageRef) -> None:
+        """Remove the pool's copy; nothing there is fine. HostRefused when a disk still stands on it."""
+
+    def ensure_disk(self, spec: VMSpec) -> None:
+        """The VM's disk: a qcow2 over the image, `disk_gib` large; an existing one is kept as it is."""
+
+    def drop_disk(self, vm_id: str) -> None:
+        """Remove the VM's disk, so that `ensure_disk` makes a fresh one; nothing there is fine."""
+
+    def has_disk(self, vm_id: str) -> bool:
+        """Whether the VM's disk lies here."""
+
+    def ensure_defined(self, spec: VMSpec) -> None:
+        """Seed written, domain defined as the spec says; a running domain is left alone."""
+
+    def ensure_running(self, vm_id: str) -> None:
+        """Start the domain unless it runs. HostRefused with the host's own words when it will not."""
+
+    def look(self, vm_id: str) -> DomainSeen:
+        """This VM's domain; `Power.absent` when the host does not know it."""
+
+    def domains(self) -> tuple[DomainSeen, ...]:
+        """Every domain of the host, foreign ones too; one call however many there are."""
+
+    def shutdown(self, vm_id: str) -> None:
+        """Ask the guest to power off (ACPI); off already is fine."""
+
+    def power_off(self, vm_id: str) -> None:
+        """Take the power away; off already, or absent, is fine."""
+
+    def undefine(self, vm_id: str) -> None:
+        """Forget the domain and its NVRAM, keep its disk; nothing there is fine."""
+
+    def erase(self, vm_id: str) -> None:
+        """Remove domain, NVRAM, disk, seed and console of this VM; nothing there is fine."""
+
+    def leftovers(self, vm_id: str) -> tuple[str, ...]:
+        """Whatever the host still has of this VM, by name: domain, NVRAM, disk, seed, console."""
+
+    def address(self, vm_id: str, mac: str, network: NetworkRef) -> str | None:
+        """The guest's IPv4 address for our MAC: from the DHCP leases on nat, from the guest agent on a bridge."""
+
+    def wait_guest(self, vm_id: str, seconds: float) -> bool:
+        """Wait until the guest's agent connects, at most so long, without asking the guest; True if it has."""
+
+    def console(self, vm_id: str, limit: int = 256 * 1024) -> bytes:
+        """The end of the serial console's log; empty when there is none."""
+
+    def copy_flat(self, vm_id: str, target: Path, *, progress: Progress) -> None:
+        """Copy the (powered-off) VM's disk into one qcow2 file without a backing file at `target`."""
+
+    def dial(self, address: str, port: int) -> object | None:
+        """A socket to a guest that only this host reaches; None where this machine reaches it directly."""
+
+    def close(self) -> None:
+        """Let go of the connection."""
+
+
+class Carver(Protocol):
+    """One way to cut cards on one host. Data out, never XML; each verb may be repeated."""
+
+    def survey(self, gpu: GpuRef) -> tuple[str, ...]:
+        """The profiles that can be cut from this card now."""
+
+    def carve(self, ref: SliceRef) -> tuple[HostDevice, ...]:
+        """Cut the slice, or find it already cut, and say what goes into the guest."""
+
+    def release(self, ref: SliceRef) -> None:
+        """Give the slice back; nothing there is fine."""

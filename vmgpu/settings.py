@@ -1,0 +1,111 @@
+"""The only reader of the environment."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from enum import StrEnum
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from vmgpu.errors import SetupError
+from vmgpu.units import parse_duration
+
+
+class Accel(StrEnum):
+    """How guests are run: `auto` asks the host once whether KVM really runs one."""
+
+    auto = "auto"
+    kvm = "kvm"
+    tcg = "tcg"
+
+
+def _duration(value: Any) -> Any:
+    return parse_duration(value) if isinstance(value, str) else value
+
+
+Duration = Annotated[timedelta, BeforeValidator(_duration)]
+
+
+class Settings(BaseSettings):
+    """Everything that can be set from outside, with its default; names are VMGPU_ + the field's name."""
+
+    model_config = SettingsConfigDict(env_prefix="VMGPU_", extra="ignore")
+
+    data_dir: Path = Field(default_factory=lambda: Path.home() / ".local/share/vmgpu")
+    database_url: str = ""
+    bind: str = "127.0.0.1:8000"
+    public_url: str = ""
+    admin_token: str | None = None
+    accel: Accel = Accel.auto
+    lease: Duration = timedelta(hours=8)
+    max_lease: Duration = timedelta(days=30)
+    grace: Duration = timedelta(days=7)
+    keep_gpu: Duration = timedelta(minutes=15)
+    max_vms_per_request: int = 500
+    ssh_user: str = "vmgpu"
+    guest_timeout: Duration = timedelta(minutes=15)
+    host_call_timeout: Duration = timedelta(seconds=60)
+    sync_every: Duration = timedelta(seconds=30)
+    workers: int = 16
+    log: str = "json"
+    crash_at: str = ""
+
+    @field_validator("admin_token")
+    @classmethod
+    def _token(cls, value: str | None) -> str | None:
+        if value is not None and (len(value) < 16 or not value.isprintable()):
+            raise ValueError("VMGPU_ADMIN_TOKEN must be 16 or more printable characters")
+        return value
+
+    @property
+    def url(self) -> str:
+        """The database's address: PostgreSQL where set, else SQLite in the data folder."""
+        return self.database_url or f"sqlite:///{self.data_dir / 'vmgpu.sqlite'}"
+
+    @property
+    def embedded(self) -> bool:
+        """True on SQLite: one process does everything."""
+        return self.url.startswith("sqlite")
+
+    @property
+    def host(self) -> str:
+        return self.bind.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        return int(self.bind.rpartition(":")[2])
+
+    @property
+    def base_url(self) -> str:
+        """Where people reach this service; no slash at the end."""
+        return (self.public_url or f"http://{self.bind}").rstrip("/")
+
+    @property
+    def images_dir(self) -> Path:
+        """Where the master copy of every image lies."""
+        return self.data_dir / "images"
+
+    @property
+    def fake_dir(self) -> Path:
+        """Where simulated hosts keep their state, outside the database."""
+        return self.data_dir / "fake"
+
+
+def read_settings(**overrides: Any) -> Settings:
+    """The settings as the environment has them now; SetupError names what is wrong."""
+    try:
+        return Settings(**overrides)
+    except ValidationError as bad:
+        first = bad.errors()[0]
+        name = "VMGPU_" + "_".join(str(part) for part in first["loc"]).upper()
+        raise SetupError(f"{name}: {first['msg']}", hint=f"Correct {name} and start again.") from None
+
+
+@lru_cache(maxsize=1)
+def settings() -> Settings:
+    """The settings of this process, read once."""
+    return read_settings()

@@ -1,0 +1,52 @@
+"""Sizes and times as people write them: 4g, 512m, 8h, 7d."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta
+
+from vmgpu.errors import Invalid
+
+_SIZE = re.compile(r"(\d{1,9})\s*(m|mib|mb|g|gib|gb|t|tib|tb)?", re.ASCII | re.IGNORECASE)
+_MIB = {"m": 1, "g": 1024, "t": 1024 * 1024}
+_DURATION = re.compile(r"(?:\d{1,9}\s*[smhdw]\s*)+", re.ASCII)
+_PART = re.compile(r"(\d+)\s*([smhdw])", re.ASCII)
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+def parse_mib(text: str, *, bare: str) -> int:
+    """A size in MiB; `bare` (m, g) is the unit of a number without one. Raises Invalid."""
+    match = _SIZE.fullmatch(text.strip())
+    if not match:
+        raise Invalid(f"{text!r} is not a size", hint="Write it like 512m, 4g or 1t.")
+    return int(match[1]) * _MIB[(match[2] or bare)[0].lower()]
+
+
+def parse_duration(text: str) -> timedelta:
+    """A time span: 90s, 10m, 8h, 7d, 2w, or several: 1h30m; a bare number is seconds. Raises Invalid."""
+    text = text.strip().lower()
+    if re.fullmatch(r"\d{1,9}", text, re.ASCII):
+        return timedelta(seconds=int(text))
+    if not _DURATION.fullmatch(text):
+        raise Invalid(f"{text!r} is not a time span", hint="Write it like 90s, 30m, 8h or 7d.")
+    return timedelta(seconds=sum(int(n) * _SECONDS[u] for n, u in _PART.findall(text)))
+
+
+def say_mib(mib: int) -> str:
+    """A size as people read it."""
+    return f"{mib // 1024} GiB" if mib % 1024 == 0 else f"{mib} MiB"
+
+
+def say_span(span: timedelta) -> str:
+    """A time span as people read it: the two largest units."""
+    left, said = max(0, round(span.total_seconds())), []
+    for name, seconds in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        if left >= seconds or (name == "s" and not said):
+            said.append(f"{left // seconds} {name}")
+            left %= seconds
+    return " ".join(said[:2])
+
+
+def say_time(moment: datetime) -> str:
+    """A moment as people read it, with its zone."""
+    return moment.strftime("%Y-%m-%d %H:%M UTC")

@@ -39,7 +39,8 @@ def say_mib(mib: int) -> str:
 
 def say_span(span: timedelta) -> str:
     """A time span as people read it: the two largest units."""
-    left, said = max(0, round(span.total_seconds())), []
+    left = max(0, round(span.total_seconds()))
+    said: list[str] = []
     for name, seconds in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
         if left >= seconds or (name == "s" and not said):
             said.append(f"{left // seconds} {name}")

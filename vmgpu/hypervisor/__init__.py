@@ -120,6 +120,24 @@ class VMSpec:
     window_mib: int = 0  # 64-bit MMIO window that the passed-through cards' BARs need; 0 = the firmware's own choice
 
 
+@dataclass(frozen=True)
+class HostRef:
+    """A host as it is opened. `uri`: qemu:///system, qemu+ssh://…, fake://…; `emulate`: models of its emulated cards.
+
+    `host_key` is the pinned SSH key line of a remote host; `state_dir` is where a simulated host keeps its state.
+    """
+
+    id: str
+    name: str
+    uri: str
+    installation: str
+    network: NetworkRef
+    accel: str
+    state_dir: Path
+    emulate: tuple[str, ...] = ()
+    host_key: str | None = None
+
+
 class Power(StrEnum):
     """What a host says of a domain."""
 
@@ -132,7 +150,7 @@ class Power(StrEnum):
 
 @dataclass(frozen=True)
 class DomainSeen:
-    """A domain found on a host. `why` is libvirt's reason for being off; `installation` whose it is, None if nobody's."""
+    """A domain found on a host. `why`: libvirt's reason for being off; `installation`: whose it is, None if nobody's."""
 
     id: str
     name: str
@@ -205,7 +223,7 @@ class Hypervisor(Protocol):
     """One host. Calls block; the caller gives each a deadline. Nothing here reads or writes our database."""
 
     def survey(self) -> HostFacts:
-        """Look at the host, make our pool and network ready (first time: define and start them), and say what is there."""
+        """Say what is there; makes our pool and network ready on the way (first time: defines and starts them)."""
 
     def boot_id(self) -> str:
         """A text that changes when the host boots; cheap."""

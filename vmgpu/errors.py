@@ -112,6 +112,7 @@ class ReasonCode(StrEnum):
     disk_elsewhere = "disk_elsewhere"
     card_quarantined = "card_quarantined"
     card_excluded = "card_excluded"
+    host_excluded = "host_excluded"
     never_fits = "never_fits"
     # what a step is doing or waiting for
     carving = "carving"
@@ -205,6 +206,7 @@ _WORDS: Mapping[ReasonCode, tuple[str, str]] = {
         "An admin checks the card, then runs: vmgpu gpu clear {gpu}.",
     ),
     ReasonCode.card_excluded: ("Card {gpu} failed this VM before and is not tried again", "Add or free another card."),
+    ReasonCode.host_excluded: ("Host {host} failed this VM before and is not tried again", "Add or free another host."),
     ReasonCode.never_fits: (
         "No host could ever hold this, even when empty: {detail}",
         "The nearest that fits: {nearest}.",

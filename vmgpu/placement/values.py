@@ -1,0 +1,135 @@
+"""What the planner is given and what it answers: plain frozen values, sizes with their unit in the name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from vmgpu.errors import Reason
+from vmgpu.placement.tables import Mode, Window
+
+# smaller is sooner: (priority, queued_at as seconds, id)
+Order = tuple[int, float, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ByProfile:
+    """A GPU wish by the vendor's name for the size, in any case of letters; `whole` is a whole card."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ByShare:
+    """A GPU wish by size: this many fGPU, on any card that has as much."""
+
+    fgpu: Fraction
+
+
+GpuWish = ByProfile | ByShare
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What one waiting VM needs. It holds no slice: a stopped VM that kept its slices does not queue."""
+
+    vm_id: str
+    order: Order
+    vcpus: int
+    memory_mib: int
+    disk_gib: int = 0
+    gpu: GpuWish | None = None
+    disk_on: str | None = None  # the host where its disk lies already: no other will do, and no new disk is needed
+    not_hosts: frozenset[str] = frozenset()  # blamed for its last failure
+    not_gpus: frozenset[str] = frozenset()
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """All that decides where it fits: of two wishes of one kind, only the order differs."""
+        return (
+            self.gpu, self.vcpus, self.memory_mib, self.disk_gib, self.disk_on, self.not_hosts, self.not_gpus,
+        )  # fmt: skip
+
+    @property
+    def new_disk_gib(self) -> int:
+        """The disk space it needs on the host it is placed on."""
+        return 0 if self.disk_on else self.disk_gib
+
+
+@dataclass(frozen=True, slots=True)
+class HostState:
+    """One host: what it has, and what the VMs placed on it hold."""
+
+    id: str
+    name: str
+    threads: int
+    memory_mib: int
+    disk_gib: int  # the size of its disk pool
+    disk_free_gib: int  # what is neither used nor promised
+    vcpus_used: int = 0
+    vcpus_pinned: int = 0  # of VMs with a thread of their own for each vCPU; not in vcpus_used
+    memory_used_mib: int = 0
+    overcommit: float = 4
+    pins: bool = False  # it has several NUMA nodes: a VM with a whole physical card is pinned beside it
+    known: bool = True  # surveyed and reachable: what it has is a fact
+    closed: Reason | None = None  # why it takes no VM now
+    version: int = 0
+
+    @property
+    def reserve_mib(self) -> int:
+        """The memory the host keeps for itself: the larger of 1 GiB and 5 %."""
+        return max(1024, -(-self.memory_mib // 20))
+
+    @property
+    def memory_most_mib(self) -> int:
+        """The memory VMs may have in all."""
+        return max(0, self.memory_mib - self.reserve_mib)
+
+    @property
+    def memory_free_mib(self) -> int:
+        """The memory VMs may still have; below 0 where more is held than the host now shows."""
+        return self.memory_most_mib - self.memory_used_mib
+
+    @property
+    def threads_free(self) -> float:
+        """The threads not spoken for; a vCPU takes one where pinned, else 1/overcommit of one."""
+        return self.threads - self.vcpus_pinned - self.vcpus_used / self.overcommit
+
+
+@dataclass(frozen=True, slots=True)
+class CardState:
+    """One card and the slices on it; sizes of slices are in cells of its memory grid."""
+
+    id: str
+    host_id: str
+    model: str
+    mode: Mode
+    taken: tuple[Window, ...] = ()
+    closed: Reason | None = None  # why nothing new is cut from it now
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where a wish goes, all it takes there, and the row versions it was decided on."""
+
+    vm_id: str
+    host_id: str
+    host_version: int
+    vcpus: int
+    memory_mib: int
+    disk_gib: int
+    pinned: bool = False
+    gpu_id: str | None = None
+    gpu_version: int | None = None
+    slice: Window | None = None
+    slice_mib: int = 0  # the slice's memory
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A wish that fits nowhere now: its place in the queue, from 1, and what is short."""
+
+    vm_id: str
+    position: int
+    reason: Reason

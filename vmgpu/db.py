@@ -1,0 +1,243 @@
+"""The engine, `read()` and `write()` blocks (one write is one transaction), claims of due rows, and news of commits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+from sqlalchemy import ColumnElement, Engine, create_engine, event, or_, select, text, update
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlmodel import Session
+
+from vmgpu.errors import Conflict, SetupError, Unavailable
+from vmgpu.models import Claimed, Setting, new_id
+
+Row = TypeVar("Row", bound=Claimed)
+Change = tuple[str, str]  # table, id
+News = Callable[[frozenset[Change]], None]
+
+CHANNEL = "vmgpu"  # PostgreSQL's NOTIFY channel
+
+
+class Database:
+    """One database. `read` and `write` give sessions; `listen` hears of every commit of this installation."""
+
+    def __init__(self, url: str) -> None:
+        self.embedded = url.startswith("sqlite")
+        self.url = url if self.embedded else _psycopg(url)
+        self.engine = _sqlite(self.url) if self.embedded else _postgres(self.url)
+        self._listeners: list[News] = []
+        self._stop = threading.Event()
+        self._ear: threading.Thread | None = None
+        self._me = new_id()
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """A session that only reads; rows stay usable after it."""
+        with Session(self.engine, expire_on_commit=False) as session:
+            try:
+                yield session
+            except OperationalError as bad:
+                raise _away(bad) from bad
+            finally:
+                session.rollback()
+
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        """A session that is one transaction: committed at the end of the block, rolled back on any error."""
+        changes: set[Change] = set()
+        with Session(self.engine, expire_on_commit=False) as session:
+            session.connection(execution_options={"vmgpu_write": True})
+            event.listen(session, "after_flush", lambda s, _: changes.update(_changed(s)))
+            session.info["changes"] = changes
+            try:
+                yield session
+                session.flush()
+                if changes and not self.embedded:
+                    session.execute(
+                        text("SELECT pg_notify(:channel, :what)"),
+                        {"channel": CHANNEL, "what": self._me + " " + _packed(changes)},
+                    )
+                session.commit()
+            except IntegrityError as bad:
+                raise Conflict("Another change came first", hint="Read again and repeat.") from bad
+            except OperationalError as bad:
+                raise _away(bad) from bad
+        if changes:
+            self.tell(frozenset(changes))
+
+    def touch(self, session: Session, *changes: Change) -> None:
+        """Add rows to a write's news that were changed by a bulk statement."""
+        session.info["changes"].update(changes)
+
+    def listen(self, news: News) -> Callable[[], None]:
+        """Be told of every commit; returns what ends it. On PostgreSQL commits of other processes are told too."""
+        self._listeners.append(news)
+        if not self.embedded and self._ear is None:
+            self._ear = threading.Thread(target=self._hear, name="db-listen", daemon=True)
+            self._ear.start()
+        return lambda: self._listeners.remove(news)
+
+    def tell(self, changes: frozenset[Change]) -> None:
+        """Tell the listeners; none may raise."""
+        for news in list(self._listeners):
+            news(changes)
+
+    def close(self) -> None:
+        """End the listener and every connection."""
+        self._stop.set()
+        if self._ear:
+            self._ear.join(timeout=5)
+        self.engine.dispose()
+
+    def _hear(self) -> None:
+        import psycopg
+
+        plain = self.url.replace("postgresql+psycopg://", "postgresql://", 1)
+        while not self._stop.is_set():
+            try:
+                with psycopg.connect(plain, autocommit=True) as conn:
+                    conn.execute(f"LISTEN {CHANNEL}")
+                    # whatever was said while nobody listened: look at everything once
+                    self.tell(frozenset({("*", "*")}))
+                    while not self._stop.is_set():
+                        for note in conn.notifies(timeout=1.0):
+                            sender, _, what = note.payload.partition(" ")
+                            if sender != self._me:
+                                self.tell(frozenset(_unpacked(what)))
+            except psycopg.OperationalError:
+                self._stop.wait(1.0)
+
+
+def claim(
+    database: Database, kind: type[Row], at: datetime, *, hold: timedelta, only: ColumnElement[bool] | None = None
+) -> Row | None:
+    """Take the row of this kind that is due longest and that nobody holds; `claim_token` is ours alone for `hold`."""
+    table: Any = kind
+    due = select(table.id).where(table.due_at <= at, or_(table.claim_token.is_(None), table.claim_until < at))
+    if only is not None:
+        due = due.where(only)
+    due = due.order_by(table.due_at).limit(1)
+    with database.read() as session:
+        if session.execute(due).first() is None:
+            return None
+    with database.write() as session:
+        if not database.embedded:
+            due = due.with_for_update(skip_locked=True, of=table)
+        found = session.execute(due).scalar_one_or_none()
+        if found is None:
+            return None
+        row = session.get_one(kind, found)
+        row.claim_token = new_id()
+        row.claim_until = at + hold
+        session.flush()
+        session.info["changes"].clear()  # a claim is nobody's news
+        return row
+
+
+def keep_claims(database: Database, kind: type[Row], tokens: list[str], until: datetime) -> None:
+    """Hold claims longer: their steps are still at work in this process."""
+    table: Any = kind
+    with database.write() as session:
+        session.execute(update(table).where(table.claim_token.in_(tokens)).values(claim_until=until))
+
+
+def drop_all_claims(database: Database) -> None:
+    """Forget every claim: nobody but this process can have held one (SQLite, at start)."""
+    with database.write() as session:
+        for kind in Claimed.__subclasses__():
+            session.execute(update(kind).values(claim_token=None, claim_until=None))
+
+
+def next_due(database: Database) -> datetime | None:
+    """When the next row is due that nobody holds."""
+    moments: list[datetime] = []
+    with database.read() as session:
+        for kind in Claimed.__subclasses__():
+            table: Any = kind
+            first = session.execute(
+                select(table.due_at).where(table.due_at.is_not(None)).order_by(table.due_at).limit(1)
+            ).scalar_one_or_none()
+            if first is not None:
+                moments.append(first)
+    return min(moments, default=None)
+
+
+def setting(session: Session, name: str) -> str | None:
+    """What this installation noted under a name."""
+    row = session.get(Setting, name)
+    return row.value if row else None
+
+
+def note_setting(session: Session, name: str, value: str) -> None:
+    """Note a value under a name, over an earlier one."""
+    session.merge(Setting(name=name, value=value))
+
+
+def next_number(session: Session, name: str, count: int = 1) -> int:
+    """The first of `count` fresh numbers of a counter; the counter's row is locked until the transaction ends."""
+    row = session.get(Setting, name, with_for_update=True)
+    if row is None:
+        row = Setting(name=name, value="1")
+        session.add(row)
+    first = int(row.value)
+    row.value = str(first + count)
+    session.flush()
+    return first
+
+
+def _psycopg(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    if scheme not in ("postgresql", "postgres", "postgresql+psycopg"):
+        raise SetupError(
+            f"VMGPU_DATABASE_URL: {scheme or url!r} is not a database we know",
+            hint="Use postgresql://… or sqlite:///FILE.",
+        )
+    return f"postgresql+psycopg://{rest}"
+
+
+def _sqlite(url: str) -> Engine:
+    engine = create_engine(url, connect_args={"timeout": 30, "check_same_thread": False})
+
+    @event.listens_for(engine, "connect")
+    def _open(raw: Any, _: Any) -> None:
+        raw.isolation_level = None  # the driver must not begin transactions: the begin hook does
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+            raw.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def _begin(conn: Connection) -> None:
+        conn.exec_driver_sql("BEGIN IMMEDIATE" if conn.get_execution_options().get("vmgpu_write") else "BEGIN")
+
+    return engine
+
+
+def _postgres(url: str) -> Engine:
+    return create_engine(url, pool_size=20, max_overflow=20, pool_pre_ping=True)
+
+
+def _changed(session: Session) -> Iterator[Change]:
+    for row in (*session.new, *session.dirty, *session.deleted):
+        yield row.__tablename__, str(getattr(row, "id", None) or getattr(row, "vm_id", "") or "")
+
+
+def _packed(changes: set[Change]) -> str:
+    said = ",".join(f"{table}:{row}" for table, row in sorted(changes))
+    return said if len(said) < 7000 else "*:*"  # PostgreSQL takes 8000 bytes
+
+
+def _unpacked(said: str) -> Iterator[Change]:
+    for one in said.split(","):
+        table, _, row = one.partition(":")
+        yield table, row
+
+
+def _away(bad: OperationalError) -> Unavailable:
+    return Unavailable(
+        f"The database did not answer: {str(bad.orig).strip().splitlines()[0] if bad.orig else bad}",
+        hint="Nothing was changed. Try again; look at the database server if it lasts.",
+    )

@@ -12,9 +12,14 @@ from vmgpu.errors import SetupError
 
 def run(argv: Sequence[str | os.PathLike[str]], *, doing: str, stdin: bytes = b"") -> str:
     """Run a program to its end and return its output; SetupError says what it was for and how it ended."""
+    return run_bytes(argv, doing=doing, stdin=stdin).decode(errors="replace")
+
+
+def run_bytes(argv: Sequence[str | os.PathLike[str]], *, doing: str, stdin: bytes = b"") -> bytes:
+    """`run`, for output that is not text."""
     command = [os.fspath(part) for part in argv]
     try:
-        done = subprocess.run(command, input=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
+        done = subprocess.run(command, input=stdin, capture_output=True, check=False)
     except FileNotFoundError:
         raise SetupError(f"{doing}: the program {command[0]} is not installed", hint="Run: make setup") from None
     if done.returncode:
@@ -24,7 +29,7 @@ def run(argv: Sequence[str | os.PathLike[str]], *, doing: str, stdin: bytes = b"
             f"{doing}: {command[0]} ended with {done.returncode}:\n  {detail}",
             hint=f"To see it alone, run: {' '.join(command)}",
         )
-    return done.stdout.decode(errors="replace")
+    return done.stdout
 
 
 def need_programs(names: Sequence[str], *, doing: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -135,7 +135,8 @@ def _nearest(gpu: GpuWish, fleet: Fleet, places: list[_Place]) -> str:
 
 def _nearest_profile(name: str, places: list[_Place]) -> str:
     """The smallest at least as large as the profile meant, else the largest; all of them for an unknown name."""
-    here = {p.name: (p.memory_mib, s.name) for s, p in _offers(places) if not p.attributes}
+    shapes = sorted({place.shape for place in places if place.shape}, key=lambda shape: shape.name)
+    here = {p.name: (p.memory_mib, shape.name) for shape in shapes for p in shape.profiles if not p.attributes}
     if not here:
         return "a flavor without a GPU"
     meant = [p for m in tables.models() for p in m.profiles if p.name.lower() == name.strip().lower()]
@@ -145,11 +146,6 @@ def _nearest_profile(name: str, places: list[_Place]) -> str:
     size = min(p.memory_mib for p in meant)
     _, shape, own = next((o for o in by_size if o[0] >= size), by_size[-1])
     return f"{own} on {shape}"
-
-
-def _offers(places: Iterable[_Place]) -> list[tuple[CardModel, Profile]]:
-    kinds = {(p.shape, p.card.mode) for p in places if p.card and p.shape}
-    return [(shape, own) for shape, mode in kinds for own in tables.offered(shape, mode)]
 
 
 def _places(wish: Wish, fleet: Fleet) -> list[_Place]:

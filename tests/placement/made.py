@@ -19,7 +19,7 @@ def host(name: str = "h1", **changes: object) -> HostState:
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def card(name: str = "g1", model: str = "A100-40GB", *, on: str = "h1", **changes: object) -> CardState:
+def card(name: str = "g1", model: str = "A100-40GB", /, *, on: str = "h1", **changes: object) -> CardState:
     """An empty emulated card."""
     return replace(CardState(name, on, model, Mode.emulated), **changes)  # type: ignore[arg-type]
 

@@ -74,6 +74,9 @@ def test_why_the_one_retry_waits() -> None:
     fleet = Fleet([host()], [card()])
     assert why(fleet, gpu="1g.5gb", not_gpus=frozenset({"g1"})) == reason(ReasonCode.card_excluded, gpu="g1")
     assert why(fleet, gpu="1g.5gb", not_hosts=frozenset({"h1"})) == reason(ReasonCode.host_excluded, host="h1")
+    assert why(fleet, not_gpus=frozenset({"h1"}), not_hosts=frozenset({"h1", "g1"})).args["host"] == "h1"
+    named = Fleet([host()], [card(name="left")])
+    assert why(named, gpu="1g.5gb", not_gpus=frozenset({"g1", "g8"})).args["gpu"] == "left"
     assert no(fleet, gpu="1g.5gb", not_gpus=frozenset({"g1"})).code == ReasonCode.card_excluded
     assert no(fleet, gpu="1g.5gb", not_hosts=frozenset({"h1"})).code == ReasonCode.host_excluded
 
@@ -111,6 +114,8 @@ def test_never_says_the_nearest_that_fits(wanted: dict[str, object], what: str, 
 
 def test_never_without_any_card() -> None:
     assert no(Fleet([host()]), gpu="1").args["nearest"] == "a flavor without a GPU"
+    assert no(Fleet([host()]), gpu="1g.5gb", not_gpus=frozenset({"g1"})).args["nearest"] == "a flavor without a GPU"
+    assert no(Fleet([host(), host("h2")], [card(on="h2")]), gpu="1", disk_on="h1").code == ReasonCode.never_fits
 
 
 def test_never_looks_only_at_hosts_that_have_the_card() -> None:

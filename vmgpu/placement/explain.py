@@ -81,14 +81,13 @@ def never(wish: Wish, fleet: Fleet) -> Reason | None:
         return None
     if wish.disk_on is not None and wish.disk_on not in fleet.hosts:
         return _why_not_here(wish, fleet, [])
-    places = [place for place in _places(wish, fleet) if policy.may_use(wish, place.host.id)]
-    places = [place for place in places if place.card is None or place.card.id not in wish.not_gpus]
-    if not places:
-        return _never_again(wish, fleet)
-    offering = [place for place in places if wish.gpu is None or place.profile]
+    places = _places(wish, fleet)
+    left = [place for place in places if _passes_retry(wish, place)]
+    if places and not left:
+        return _why_excluded(wish, fleet, places)
+    offering = [place for place in left if wish.gpu is None or place.profile]
     if wish.gpu and not offering:
-        what = _say(wish.gpu)
-        return _impossible("gpu", f"no card here offers {what}", _nearest(wish.gpu, fleet, places))
+        return _impossible("gpu", f"no card here offers {_say(wish.gpu)}", _nearest(wish.gpu, fleet, left))
     return _never_on(wish, offering)
 
 
@@ -112,14 +111,6 @@ def _never_on(wish: Wish, places: list[_Place]) -> Reason | None:
         best = max(places, key=lambda p: p.host.disk_gib)
         detail = f"{wish.new_disk_gib} GiB of disk are more than any host{beside} has"
         return _impossible("disk", detail, f"{best.host.disk_gib} GiB on host {best.host.name}")
-    return None
-
-
-def _never_again(wish: Wish, fleet: Fleet) -> Reason | None:
-    if wish.not_gpus or wish.not_hosts:
-        return _why_excluded(wish, fleet, [])
-    if wish.gpu:
-        return _impossible("gpu", f"no card here offers {_say(wish.gpu)}", "a flavor without a GPU")
     return None
 
 
@@ -162,6 +153,10 @@ def _places(wish: Wish, fleet: Fleet) -> list[_Place]:
     return found
 
 
+def _passes_retry(wish: Wish, place: _Place) -> bool:
+    return policy.may_use(wish, place.host.id) and not (place.card and place.card.id in wish.not_gpus)
+
+
 def _passes_slice(wish: Wish, place: _Place) -> bool:
     if not (place.card and place.shape and place.profile):
         return False
@@ -176,10 +171,11 @@ def _why_not_here(wish: Wish, fleet: Fleet, before: list[_Place]) -> Reason:
 
 
 def _why_excluded(wish: Wish, fleet: Fleet, before: list[_Place]) -> Reason:
-    if wish.not_gpus:
-        return reason(ReasonCode.card_excluded, gpu=", ".join(sorted(wish.not_gpus)))
-    names = sorted(fleet.hosts[h].name if h in fleet.hosts else h for h in wish.not_hosts)
-    return reason(ReasonCode.host_excluded, host=", ".join(names))
+    cards = [fleet.cards[gpu] for gpu in wish.not_gpus if wish.gpu and gpu in fleet.cards]
+    hosts = [fleet.hosts[host].name for host in wish.not_hosts if host in fleet.hosts]
+    if cards and not hosts:
+        return reason(ReasonCode.card_excluded, gpu=", ".join(sorted(card.name or card.id for card in cards)))
+    return reason(ReasonCode.host_excluded, host=", ".join(sorted(hosts)))
 
 
 def _why_no_offer(wish: Wish, fleet: Fleet, before: list[_Place]) -> Reason:
@@ -243,11 +239,7 @@ def _gib(mib: int) -> str:
 _Why = Callable[[Wish, Fleet, list[_Place]], Reason]
 _FILTERS: tuple[tuple[Filter, Callable[[Wish, _Place], bool], _Why], ...] = (
     (Filter.disk_place, lambda wish, p: wish.disk_on in (None, p.host.id), _why_not_here),
-    (
-        Filter.retry,
-        lambda wish, p: p.host.id not in wish.not_hosts and not (p.card and p.card.id in wish.not_gpus),
-        _why_excluded,
-    ),
+    (Filter.retry, _passes_retry, _why_excluded),
     (Filter.offer, lambda wish, p: p.profile is not None, _why_no_offer),
     (Filter.host_open, lambda wish, p: p.host.closed is None, _why_closed),
     (Filter.card_open, lambda wish, p: p.card is not None and p.card.closed is None, _why_closed),
@@ -263,4 +255,5 @@ _OF_THE_HOST = {
     ReasonCode.host_unsurveyed,
     ReasonCode.disk_elsewhere,
     ReasonCode.card_excluded,
+    ReasonCode.host_excluded,
 }

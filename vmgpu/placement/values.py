@@ -107,6 +107,7 @@ class CardState:
     taken: tuple[Window, ...] = ()
     closed: Reason | None = None  # why nothing new is cut from it now
     version: int = 0
+    name: str = ""  # what people call it, for reasons
 
 
 @dataclass(frozen=True, slots=True)

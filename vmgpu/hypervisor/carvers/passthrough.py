@@ -1,0 +1,72 @@
+"""A whole card for one guest: libvirt hands it over with its companions, once nothing on the host needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from vmgpu.errors import HostRefused, ReasonCode, reason
+from vmgpu.hypervisor import GpuRef, HostDevice, Pci, SliceRef, pci
+from vmgpu.hypervisor.sysfs import Sysfs
+
+WHOLE = "whole"
+_LARGE_BAR_MIB = 256
+_LEAST_WINDOW_MIB = 32 * 1024
+
+
+class PassthroughCarver:
+    """`sysroot` is the host's own file system; None means another machine, where libvirt alone refuses."""
+
+    def __init__(self, sysroot: Path | None) -> None:
+        self._sysroot = sysroot
+
+    def survey(self, gpu: GpuRef) -> tuple[str, ...]:
+        """`whole`, unless something is in the way."""
+        if gpu.address is None:
+            return ()
+        if self._sysroot is None:
+            return (WHOLE,)
+        here = Sysfs(self._sysroot)
+        functions = here.functions(gpu.address)
+        return () if pci.obstacles(functions[gpu.address], functions) else (WHOLE,)
+
+    def carve(self, ref: SliceRef) -> tuple[HostDevice, ...]:
+        """The card and its companions; refused when the host has begun to need them since the survey."""
+        address = ref.gpu.address
+        if address is None:
+            raise HostRefused(f"Card {ref.gpu.id} has no PCI address", hint="Survey the host again.")
+        companions = ref.gpu.companions if self._sysroot is None else _checked(self._sysroot, address, ref.vm_id)
+        # managed: libvirt unbinds the host's driver at start and gives the card back when the guest ends
+        return tuple(Pci(each, managed=True) for each in (address, *companions))
+
+    def release(self, ref: SliceRef) -> None:
+        """libvirt gave the card back when the guest ended."""
+
+
+def window_mib(bars: Iterable[int]) -> int:
+    """The 64-bit MMIO window for all cards' BARs, a power of two; 0 leaves it to the firmware."""
+    sizes = tuple(bars)
+    if not any(size >= _LARGE_BAR_MIB for size in sizes):
+        return 0
+    return max(_LEAST_WINDOW_MIB, 1 << (sum(sizes) - 1).bit_length())
+
+
+def _checked(sysroot: Path, address: str, vm_id: str) -> tuple[str, ...]:
+    """The companions, after every refusal was looked at again; the guest that holds its own card is no obstacle."""
+    here = Sysfs(sysroot)
+    if not here.has(address):
+        raise _unhealthy(address, "it is no longer on the PCI bus")
+    if here.is_dead(address):
+        raise _unhealthy(address, "its configuration space reads all ones")
+    functions = here.functions(address)
+    found = pci.obstacles(functions[address], functions, allow_vm=vm_id)
+    if found:
+        first = found[0]
+        cure = first.reason.cure() if first.reason else ""
+        raise HostRefused("; ".join(each.sentence for each in found), hint=cure, reason=first.reason)
+    return pci.companions(functions[address], functions)
+
+
+def _unhealthy(address: str, detail: str) -> HostRefused:
+    why = reason(ReasonCode.card_unhealthy, gpu=address, detail=detail)
+    return HostRefused(why.sentence(), hint=why.cure(), reason=why)

@@ -1,0 +1,313 @@
+"""A real host: the Hypervisor protocol on libvirt and QEMU."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import libvirt
+from defusedxml import ElementTree
+
+from vmgpu.errors import HostRefused
+from vmgpu.hypervisor import (
+    DomainSeen,
+    HostFacts,
+    HostRef,
+    Hypervisor,
+    ImageRef,
+    Network,
+    NetworkRef,
+    Power,
+    Progress,
+    VMSpec,
+    boot,
+    domain,
+    networks,
+    remote,
+)
+from vmgpu.hypervisor.connection import Link, maybe
+from vmgpu.hypervisor.seed_iso import seed_iso
+from vmgpu.hypervisor.survey import is_local, survey
+from vmgpu.hypervisor.sysfs import Sysfs
+from vmgpu.hypervisor.volumes import FOLDER, Pool
+
+_LEASE_PAUSE = 0.25
+_FORGET = (
+    libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE
+    | libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
+    | libvirt.VIR_DOMAIN_UNDEFINE_CHECKPOINTS_METADATA
+)
+
+
+def open_kvm(ref: HostRef, *, on_change: Callable[[str], None]) -> Hypervisor:
+    """The host of this address; `on_change` is told the id of a VM that something happened to, and must return at once.
+
+    Nothing is asked of the host yet: the first call connects.
+    """
+    return KvmHost(ref, on_change=on_change)
+
+
+class KvmHost:
+    """One host; its methods are those of Hypervisor, where they are explained."""
+
+    def __init__(self, ref: HostRef, *, on_change: Callable[[str], None]) -> None:
+        self._ref, self._on_change = ref, on_change
+        self._local = is_local(ref.uri)
+        self._link = Link(remote.libvirt_uri(ref), self._changed)
+        self._tunnel = None if self._local else remote.Tunnel(ref)
+        self._marks: dict[str, domain.Mark] = {}
+        self._marks_lock, self._changes = threading.Lock(), 0
+
+    # the host
+
+    def survey(self) -> HostFacts:
+        with self._link.use() as connection:
+            network = networks.ready(connection, self._ref.network, local=self._local)
+            return survey(connection, self._ref, pool=self._pool(connection).facts(), network=network)
+
+    def boot_id(self) -> str:
+        with self._link.use() as connection:
+            return boot.boot_id(connection, Sysfs(Path("/")) if self._local else None)
+
+    # images and disks
+
+    def has_image(self, image: ImageRef) -> bool:
+        with self._pooled() as pool:
+            return pool.has_image(image)
+
+    def ensure_image(self, image: ImageRef, source: Path, *, progress: Progress) -> None:
+        with self._pooled() as pool:
+            pool.put_image(image, source, progress=progress)
+
+    def drop_image(self, image: ImageRef) -> None:
+        with self._pooled() as pool:
+            pool.drop_image(image)
+
+    def ensure_disk(self, spec: VMSpec) -> None:
+        with self._pooled() as pool:
+            pool.make_disk(spec)
+
+    def drop_disk(self, vm_id: str) -> None:
+        with self._link.use() as connection:
+            self._must_be_off(connection, vm_id)
+            self._pool(connection).drop_disk(vm_id)
+
+    def has_disk(self, vm_id: str) -> bool:
+        with self._pooled() as pool:
+            return pool.has_disk(vm_id)
+
+    def copy_flat(self, vm_id: str, target: Path, *, progress: Progress) -> None:
+        with self._link.use() as connection:
+            self._must_be_off(connection, vm_id)
+            self._pool(connection).copy_flat(vm_id, target, progress=progress)
+
+    # the domain
+
+    def ensure_defined(self, spec: VMSpec) -> None:
+        with self._link.use() as connection:
+            found = self._ours(connection, spec.id)
+            if found is not None and found.isActive():
+                return
+            networks.ready(connection, spec.network, local=self._local)
+            pool = self._pool(connection)
+            pool.put_seed(spec.id, seed_iso(spec.seed.files))
+            pool.make_console(spec.id)
+            if found is not None and found.name() != spec.name:
+                found.undefineFlags(_FORGET | libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)  # libvirt does not rename by XML
+            connection.defineXML(domain.domain_xml(spec, folder=FOLDER, cpus=_cpus_of_node(connection, spec.numa_node)))
+
+    def ensure_running(self, vm_id: str) -> None:
+        with self._link.use() as connection:
+            found = self._ours(connection, vm_id)
+            if found is None:
+                raise HostRefused("The VM is not defined on this host", hint="Start it to define it again.")
+            networks.ready(connection, self._ref.network, local=self._local)
+            state, _reason = found.state()
+            if state == libvirt.VIR_DOMAIN_PAUSED:
+                found.resume()
+            elif not found.isActive():
+                _start(found)
+
+    def look(self, vm_id: str) -> DomainSeen:
+        with self._link.use() as connection:
+            found = maybe(connection.lookupByUUIDString, vm_id)
+            state = maybe(found.state) if found else None
+            if found is None or state is None:
+                return DomainSeen(vm_id, "", Power.absent)
+            return domain.seen(found, state[0], state[1], maybe(domain.mark, found) or domain.NOBODYS)
+
+    def domains(self) -> tuple[DomainSeen, ...]:
+        with self._link.use() as connection:
+            return tuple(
+                domain.seen(found, stats["state.state"], stats["state.reason"], self._mark(found))
+                for found, stats in connection.getAllDomainStats(libvirt.VIR_DOMAIN_STATS_STATE, 0)
+            )
+
+    def shutdown(self, vm_id: str) -> None:
+        with self._link.use() as connection:
+            found = self._ours(connection, vm_id)
+            if found is not None:
+                _unless_off(found, found.shutdownFlags, libvirt.VIR_DOMAIN_SHUTDOWN_ACPI_POWER_BTN)
+
+    def power_off(self, vm_id: str) -> None:
+        with self._link.use() as connection:
+            found = self._ours(connection, vm_id)
+            if found is not None:
+                _unless_off(found, found.destroy)
+
+    def undefine(self, vm_id: str) -> None:
+        with self._link.use() as connection:
+            found = self._ours(connection, vm_id)
+            if found is not None:
+                _undefine(found)
+
+    def erase(self, vm_id: str) -> None:
+        with self._link.use() as connection:
+            found = self._ours(connection, vm_id)
+            if found is not None:
+                _unless_off(found, found.destroy)
+                _undefine(found)
+            self._pool(connection).sweep(vm_id)
+
+    def leftovers(self, vm_id: str) -> tuple[str, ...]:
+        with self._link.use() as connection:
+            found = maybe(connection.lookupByUUIDString, vm_id)
+            return (*([f"domain {found.name()}"] if found else []), *self._pool(connection).files(vm_id))
+
+    # the guest
+
+    def address(self, vm_id: str, mac: str, network: NetworkRef) -> str | None:
+        with self._link.use() as connection:
+            if network.kind is Network.nat:
+                return networks.leased(connection, network.name, mac)
+            found = maybe(connection.lookupByUUIDString, vm_id)
+            # Only an agent that is there is asked: libvirt would wait for the others.
+            return networks.told(found, mac) if found and maybe(domain.agent_connected, found) else None
+
+    def wait_address(self, vm_id: str, mac: str, network: NetworkRef, *, seconds: float) -> str | None:
+        deadline = time.monotonic() + seconds
+        with self._link.hearing(vm_id) as heard:
+            while True:
+                heard.clear()
+                if address := self.address(vm_id, mac, network):
+                    return address
+                left = deadline - time.monotonic()
+                if left <= 0 or self.look(vm_id).power is not Power.running:
+                    return None
+                # libvirt tells of no lease; to look for one costs the host a small file and the guest nothing.
+                heard.wait(min(left, _LEASE_PAUSE))
+
+    def wait_guest(self, vm_id: str, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        with self._link.hearing(vm_id) as heard:
+            while True:
+                heard.clear()
+                with self._link.use() as connection:
+                    found = maybe(connection.lookupByUUIDString, vm_id)
+                    if found is None or not found.isActive():
+                        return False
+                    if maybe(domain.agent_connected, found):
+                        return True
+                if not heard.wait(max(0.0, deadline - time.monotonic())):
+                    return False
+
+    def console(self, vm_id: str, limit: int = 256 * 1024) -> bytes:
+        with self._pooled() as pool:
+            return pool.console(vm_id, limit)
+
+    def dial(self, address: str, port: int) -> object | None:
+        return self._tunnel.dial(address, port) if self._tunnel else None
+
+    def close(self) -> None:
+        self._link.close()
+        if self._tunnel is not None:
+            self._tunnel.close()
+
+    # helpers
+
+    @contextmanager
+    def _pooled(self) -> Iterator[Pool]:
+        with self._link.use() as connection:
+            yield self._pool(connection)
+
+    def _pool(self, connection: Any) -> Pool:
+        return Pool(connection, local=self._local, locks=self._ref.state_dir)
+
+    def _ours(self, connection: Any, vm_id: str) -> Any | None:
+        """The VM's domain, None where there is none; a domain that another installation made is not touched."""
+        found = maybe(connection.lookupByUUIDString, vm_id)
+        if found is None:
+            return None
+        installation, _build = domain.mark(found)
+        if installation != self._ref.installation:
+            raise HostRefused(
+                f"The domain {found.name()} is not ours", hint="It carries our VM's id, and another owner's mark."
+            )
+        return found
+
+    def _must_be_off(self, connection: Any, vm_id: str) -> None:
+        found = self._ours(connection, vm_id)
+        if found is not None and found.isActive():
+            raise HostRefused("The VM is running: its disk is in use", hint="Stop it first.")
+
+    def _mark(self, found: Any) -> domain.Mark:
+        """A domain's mark, asked once: libvirt has no call for those of all domains, and tells of each change."""
+        vm_id = found.UUIDString()
+        with self._marks_lock:
+            known, before = self._marks.get(vm_id), self._changes
+        if known is not None:
+            return known
+        fresh = maybe(domain.mark, found) or domain.NOBODYS
+        with self._marks_lock:
+            if self._changes == before:
+                self._marks[vm_id] = fresh
+        return fresh
+
+    def _changed(self, vm_id: str | None) -> None:
+        with self._marks_lock:
+            self._changes += 1
+            if vm_id is None:
+                self._marks.clear()
+            else:
+                self._marks.pop(vm_id, None)
+        if vm_id is not None:
+            self._on_change(vm_id)
+
+
+def _start(found: Any) -> None:
+    try:
+        found.create()
+    except libvirt.libvirtError:
+        if not found.isActive():  # else an earlier try, whose answer was lost, is what runs
+            raise
+
+
+def _unless_off(found: Any, call: Callable[..., object], *args: Any) -> None:
+    try:
+        maybe(call, *args)
+    except libvirt.libvirtError:
+        if maybe(found.isActive):
+            raise
+
+
+def _undefine(found: Any) -> None:
+    try:
+        maybe(found.undefineFlags, _FORGET | libvirt.VIR_DOMAIN_UNDEFINE_NVRAM)
+    except libvirt.libvirtError:
+        if maybe(found.isPersistent):  # one undefined by hand while it ran went away with its power
+            raise
+
+
+def _cpus_of_node(connection: Any, node: int | None) -> str | None:
+    """The CPUs of a NUMA node; None where the host has but one, so that nothing is pinned for nothing."""
+    if node is None:
+        return None
+    cells = ElementTree.fromstring(connection.getCapabilities()).findall("host/topology/cells/cell")
+    if len(cells) < 2:
+        return None
+    chosen = [cpu.get("id", "") for cell in cells if cell.get("id") == str(node) for cpu in cell.iter("cpu")]
+    return ",".join(chosen) or None

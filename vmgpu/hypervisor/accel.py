@@ -81,12 +81,12 @@ def newest_kernel(patterns: Sequence[str]) -> Path | None:
     return None
 
 
-def probe(connection: Any, kernel: Path, *, pool: str, seconds: float = SECONDS) -> Choice:
-    """Boot a kernel under KVM and watch its console; nothing of it is left behind."""
+def probe(connection: Any, kernel: Path, *, pool: str, seconds: float = SECONDS, kind: str = "kvm") -> Choice:
+    """Boot a kernel and watch its console; nothing of it is left behind. `kind`: libvirt's name of what runs it."""
     name = f"vmgpu-probe-{uuid4().hex[:8]}"
     try:
         with _uploaded(connection, kernel, pool=pool, name=name) as path:
-            return _watched(connection, name, path, seconds)
+            return _watched(connection, render.xml("libvirt/probe.xml.j2", name=name, kernel=path, kind=kind), seconds)
     except libvirt.libvirtError as refused:
         if not connection.isAlive():
             raise
@@ -98,8 +98,7 @@ def dotted(version: int) -> str:
     return f"{version // 1_000_000}.{version // 1000 % 1000}.{version % 1000}"
 
 
-def _watched(connection: Any, name: str, kernel: str, seconds: float) -> Choice:
-    described = render.xml("libvirt/probe.xml.j2", name=name, kernel=kernel)
+def _watched(connection: Any, described: str, seconds: float) -> Choice:
     try:
         domain = connection.createXML(described, libvirt.VIR_DOMAIN_START_PAUSED | libvirt.VIR_DOMAIN_START_AUTODESTROY)
     except libvirt.libvirtError as refused:

@@ -6,21 +6,23 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Engine, create_engine, event, or_, select, text, update
+from sqlalchemy import ColumnElement, Engine, create_engine, event, func, inspect, or_, select, text, update
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlmodel import Session
 
 from vmgpu.errors import Conflict, SetupError, Unavailable
-from vmgpu.models import Claimed, Setting, new_id
+from vmgpu.models import Claimed, Setting, new_id, now
 
 Row = TypeVar("Row", bound=Claimed)
 Change = tuple[str, str]  # table, id
 News = Callable[[frozenset[Change]], None]
 
 CHANNEL = "vmgpu"  # PostgreSQL's NOTIFY channel
+MIGRATING, LEADING = 0x766D01, 0x766D02  # its advisory locks
 
 
 class Database:
@@ -113,6 +115,36 @@ class Database:
                 self._stop.wait(1.0)
 
 
+def migrate(database: Database) -> None:
+    """Bring the schema to what this version needs; a newer one than ours is refused."""
+    from vmgpu.migrations import HEAD
+
+    with database.engine.connect() as conn:
+        version = None
+        if inspect(conn).has_table("alembic_version"):
+            version = conn.execute(text("SELECT version_num FROM alembic_version")).scalar()
+    if version == HEAD:
+        return
+    # alembic is slow to import, and most starts have nothing to do
+    from alembic import command
+    from alembic.config import Config
+    from alembic.util import CommandError
+
+    config = Config(attributes={})
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    try:
+        with database.engine.begin() as conn:
+            if not database.embedded:
+                conn.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATING})
+            config.attributes["connection"] = conn
+            command.upgrade(config, "head")
+    except CommandError as bad:
+        raise SetupError(
+            f"The database has schema {version}, which this version of vmgpu does not know: {bad}",
+            hint="Start the version that made it, or a newer one.",
+        ) from None
+
+
 def claim(
     database: Database, kind: type[Row], at: datetime, *, hold: timedelta, only: ColumnElement[bool] | None = None
 ) -> Row | None:
@@ -146,6 +178,13 @@ def keep_claims(database: Database, kind: type[Row], tokens: list[str], until: d
         session.execute(update(table).where(table.claim_token.in_(tokens)).values(claim_until=until))
 
 
+def wake(session: Session, kind: type[Row], *which: ColumnElement[bool]) -> None:
+    """Make rows due at once; a step that is at work on one will not sleep through it."""
+    table: Any = kind
+    session.execute(update(table).where(*which).values(due_at=now(), wakes=table.wakes + 1))
+    session.info["changes"].add((table.__tablename__, "*"))
+
+
 def drop_all_claims(database: Database) -> None:
     """Forget every claim: nobody but this process can have held one (SQLite, at start)."""
     with database.write() as session:
@@ -154,16 +193,15 @@ def drop_all_claims(database: Database) -> None:
 
 
 def next_due(database: Database) -> datetime | None:
-    """When the next row is due that nobody holds."""
+    """When the next row is due: those that nobody holds, and those whose holder may have died."""
     moments: list[datetime] = []
     with database.read() as session:
         for kind in Claimed.__subclasses__():
             table: Any = kind
-            first = session.execute(
-                select(table.due_at).where(table.due_at.is_not(None)).order_by(table.due_at).limit(1)
-            ).scalar_one_or_none()
-            if first is not None:
-                moments.append(first)
+            due = table.due_at.is_not(None)
+            free = select(func.min(table.due_at)).where(due, table.claim_token.is_(None))
+            held = select(func.min(table.claim_until)).where(due, table.claim_token.is_not(None))
+            moments += [m for m in (session.execute(free).scalar(), session.execute(held).scalar()) if m is not None]
     return min(moments, default=None)
 
 

@@ -100,9 +100,8 @@ class GpuState(StrEnum):
 
 
 class ImageState(StrEnum):
-    """From bytes arriving to bytes leaving."""
+    """A capture is copied, then generalised; an import is ready at once."""
 
-    importing = "importing"
     copying = "copying"
     generalising = "generalising"
     ready = "ready"
@@ -122,6 +121,7 @@ class Claimed(SQLModel):
     """A row whose machine takes steps: when the next is due, and who is on it until when."""
 
     due_at: datetime | None = _time(None, index=True)
+    wakes: int = 0  # raised by whoever sets due_at from outside, so that a step at work does not sleep through it
     claim_token: str | None = None
     claim_until: datetime | None = _time(None)
 
@@ -202,7 +202,7 @@ class Image(Claimed, table=True):
     id: str = Field(default_factory=new_id, primary_key=True)
     name: str = Field(index=True)
     owner_id: str | None = Field(default=None, foreign_key="user.id", index=True)
-    state: ImageState = _enum(ImageState, ImageState.importing)
+    state: ImageState = _enum(ImageState, ImageState.ready)
     reason: Mapping[str, Any] | None = Field(default=None, sa_type=JSON)
     labels: Mapping[str, str] = _json(dict)
     format: str = "qcow2"
@@ -247,6 +247,7 @@ class Host(Claimed, table=True):
     host_key: str | None = Field(default=None, sa_type=Text)
     boot_id: str = ""
     facts: Mapping[str, Any] | None = Field(default=None, sa_type=JSON)
+    orphans: list[str] = _json(list)
     surveyed_at: datetime | None = _time(None)
     survey_asked: datetime | None = _time(None)
     unreachable_since: datetime | None = _time(None)

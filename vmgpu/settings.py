@@ -48,6 +48,7 @@ class Settings(BaseSettings):
     max_vms_per_request: int = 500
     ssh_user: str = "vmgpu"
     guest_timeout: Duration = timedelta(minutes=15)
+    shutdown_timeout: Duration = timedelta(seconds=90)
     host_call_timeout: Duration = timedelta(seconds=60)
     sync_every: Duration = timedelta(seconds=30)
     workers: int = 16

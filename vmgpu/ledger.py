@@ -1,0 +1,207 @@
+"""What the rows say is free and who waits, as the planner's values; and the short write that takes a place."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import timedelta
+from fractions import Fraction
+
+from sqlalchemy import CursorResult, Update, update
+from sqlmodel import Session, col, select
+
+from vmgpu import placement
+from vmgpu.errors import Reason, ReasonCode, reason
+from vmgpu.models import (
+    VM,
+    CopyState,
+    Event,
+    Gpu,
+    GpuState,
+    GpuUnit,
+    Host,
+    HostState,
+    Image,
+    ImageCopy,
+    ImageState,
+    Slice,
+    VMState,
+    Wanted,
+    now,
+)
+
+
+def fleet(session: Session) -> placement.Fleet:
+    """All hosts and cards with what VMs hold on them."""
+    held: dict[str, list[VM]] = defaultdict(list)
+    for vm in session.exec(select(VM).where(col(VM.host_id).is_not(None), VM.state != VMState.gone)).all():
+        held[str(vm.host_id)].append(vm)
+    hosts = session.exec(select(Host).order_by(Host.id)).all()
+    gpus = session.exec(select(Gpu).where(col(Gpu.mode).is_not(None))).all()
+    physical = {gpu.id for gpu in gpus if gpu.mode == placement.Mode.passthrough}
+    cuts: dict[str, list[placement.Window]] = defaultdict(list)
+    whole: set[str] = set()
+    for cut in session.exec(select(Slice)).all():
+        cuts[cut.gpu_id].append(placement.Window(cut.start, cut.cells, cut.compute, cut.profile))
+        if cut.gpu_id in physical:
+            whole.add(cut.vm_id)
+    return placement.Fleet(
+        [_host(host, held[host.id], whole) for host in hosts],
+        [_card(gpu, cuts[gpu.id]) for gpu in gpus],
+        units={unit.model: Fraction(unit.share) for unit in session.exec(select(GpuUnit)).all()},
+    )
+
+
+def wish(vm: VM) -> placement.Wish:
+    """What a waiting VM needs, as the planner is told."""
+    return placement.Wish(
+        vm_id=vm.id,
+        order=(0, 0.0, f"{vm.ticket:015d}"),
+        vcpus=vm.vcpus,
+        memory_mib=vm.memory_mib,
+        disk_gib=vm.disk_gib,
+        gpu=gpu_wish(vm.profile, vm.fgpu),
+        disk_on=vm.host_id if vm.has_disk else None,
+        not_hosts=frozenset(vm.excluded) if not vm.has_disk else frozenset(),
+        not_gpus=frozenset(vm.excluded),
+    )
+
+
+def gpu_wish(profile: str | None, fgpu: str | None) -> placement.GpuWish | None:
+    """A flavor's wish for a piece of a card; None: none."""
+    if profile:
+        return placement.ByProfile(profile)
+    return placement.ByShare(Fraction(fgpu)) if fgpu else None
+
+
+def waiting(session: Session) -> list[VM]:
+    """The queue, first to be served first."""
+    queue = select(VM).where(VM.state == VMState.pending, VM.wanted == Wanted.running)
+    return list(session.exec(queue.order_by(VM.ticket)).all())  # type: ignore[arg-type]
+
+
+def servable(session: Session, vms: Iterable[VM]) -> tuple[list[VM], dict[str, Reason]]:
+    """Those whose image is ready, and why the others are not served yet."""
+    unready = {image.id: image for image in session.exec(select(Image).where(Image.state != ImageState.ready)).all()}
+    served, reasons = [], {}
+    for vm in vms:
+        if vm.has_disk or vm.image_id not in unready:
+            served.append(vm)
+        else:
+            reasons[vm.id] = reason(ReasonCode.image_not_ready, image=unready[vm.image_id].name)
+    return served, reasons
+
+
+class Stale(Exception):
+    """A row changed since the plan was made: read again, plan again."""
+
+
+def take(session: Session, placed: placement.Placed) -> None:
+    """Write one placement: compare versions, insert the slice, move the VM. Raises Stale; the caller rolls back."""
+    at = now()
+    host = update(Host).where(col(Host.id) == placed.host_id, col(Host.version) == placed.host_version)
+    _one(session, host.values(version=placed.host_version + 1))
+    if placed.gpu_id is not None and placed.slice is not None:
+        gpu = update(Gpu).where(col(Gpu.id) == placed.gpu_id, col(Gpu.version) == placed.gpu_version)
+        _one(session, gpu.values(version=(placed.gpu_version or 0) + 1))
+        session.add(
+            Slice(
+                gpu_id=placed.gpu_id,
+                vm_id=placed.vm_id,
+                profile=placed.slice.profile,
+                start=placed.slice.start,
+                cells=placed.slice.cells,
+                compute=placed.slice.compute,
+                memory_mib=placed.slice_mib,
+            )
+        )
+    vm = session.get_one(VM, placed.vm_id)
+    moved = update(VM).where(
+        col(VM.id) == placed.vm_id, col(VM.state) == VMState.pending, col(VM.wanted) == Wanted.running
+    )
+    expires_at = vm.expires_at or at + timedelta(seconds=vm.lease_seconds)
+    moved = moved.values(
+        state=VMState.carving, state_since=at, host_id=placed.host_id, holds=True, due_at=at, wakes=VM.wakes + 1,
+        reason=None, expires_at=expires_at,
+    )  # fmt: skip
+    _one(session, moved)
+    session.add(
+        Event(
+            vm_id=vm.id,
+            host_id=placed.host_id,
+            kind="state",
+            was="pending",
+            state="carving",
+            seconds=(at - vm.state_since).total_seconds(),
+        )
+    )
+    if not vm.has_disk:
+        want_copy(session, vm.image_id, placed.host_id)
+    session.info["changes"].update({("vm", vm.id), ("host", placed.host_id), ("gpu", str(placed.gpu_id))})
+    session.flush()
+
+
+def want_copy(session: Session, image_id: str, host_id: str) -> None:
+    """See that the image is, or will be, in this host's pool."""
+    lies = select(ImageCopy).where(ImageCopy.image_id == image_id, ImageCopy.host_id == host_id).with_for_update()
+    copy = session.exec(lies).first() or ImageCopy(image_id=image_id, host_id=host_id, due_at=now())
+    if copy.state is CopyState.failed:
+        copy.state, copy.reason, copy.due_at = CopyState.wanted, None, now()
+    session.add(copy)
+
+
+def _one(session: Session, statement: Update) -> None:
+    changed = session.execute(statement)
+    assert isinstance(changed, CursorResult)  # noqa: S101 - what an UPDATE answers
+    if changed.rowcount != 1:
+        raise Stale
+
+
+def _host(host: Host, vms: list[VM], whole: set[str]) -> placement.HostState:
+    facts = host.facts or {}
+    holding = [vm for vm in vms if vm.holds]
+    pins = len(facts.get("numa", ())) > 1
+    pinned = sum(vm.vcpus for vm in holding if pins and vm.id in whole)
+    return placement.HostState(
+        id=host.id,
+        name=host.name,
+        threads=host.threads,
+        memory_mib=host.memory_mib,
+        disk_gib=host.disk_gib,
+        # disks are thin, but a full pool breaks every guest on it: all of each disk counts from the start
+        disk_free_gib=int(facts.get("disk_free_gib", 0)) - sum(vm.disk_gib for vm in vms if vm.has_disk or vm.holds),
+        vcpus_used=sum(vm.vcpus for vm in holding) - pinned,
+        vcpus_pinned=pinned,
+        memory_used_mib=sum(vm.memory_mib for vm in holding),
+        overcommit=host.overcommit,
+        pins=pins,
+        known=host.state is HostState.ready,
+        closed=_closed(host),
+        version=host.version,
+    )
+
+
+def _closed(host: Host) -> Reason | None:
+    if host.state is HostState.new:
+        return Reason.of(host.reason) or reason(ReasonCode.host_unsurveyed, host=host.name)
+    if host.state is HostState.unreachable:
+        return Reason.of(host.reason) or reason(ReasonCode.host_unreachable, host=host.name, detail="no answer")
+    if host.draining or host.state is HostState.removing:
+        return reason(ReasonCode.host_draining, host=host.name)
+    return None
+
+
+def _card(gpu: Gpu, taken: list[placement.Window]) -> placement.CardState:
+    closed = Reason.of(gpu.reason) if gpu.state is not GpuState.ready else None
+    if gpu.state is GpuState.absent:
+        closed = reason(ReasonCode.card_unhealthy, gpu=gpu.name, detail="the last survey did not see it")
+    return placement.CardState(
+        id=gpu.id,
+        host_id=gpu.host_id,
+        model=gpu.model,
+        mode=placement.Mode(str(gpu.mode)),
+        taken=tuple(taken),
+        closed=closed,
+        version=gpu.version,
+        name=gpu.name,
+    )

@@ -1,0 +1,440 @@
+"""How a VM moves from one state to the next. Each step is safe to run twice.
+
+A step gets a frozen view and a World, does host work, and says what follows: Hop, Nap or Fail. It opens no session,
+catches nothing and logs nothing: the worker applies the outcome, and only if nobody took the row over meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+from vmgpu import guest, render
+from vmgpu.errors import Reason, ReasonCode, reason
+from vmgpu.hypervisor import Carver, Hypervisor, Pci, Power, Progress, Seed, VMSpec
+from vmgpu.hypervisor.carvers.passthrough import window_mib
+from vmgpu.models import OnStop, VMState, Wanted
+from vmgpu.settings import Settings
+from vmgpu.units import say_span, say_time
+from vmgpu.views import VMView, devices_as
+
+S = VMState
+
+MOVES: Mapping[VMState, frozenset[VMState]] = {
+    S.pending: frozenset({S.carving, S.stopped}),
+    S.carving: frozenset({S.building, S.stopping}),
+    S.building: frozenset({S.booting, S.stopping}),
+    S.booting: frozenset({S.booting, S.checking, S.stopping, S.lost}),
+    S.checking: frozenset({S.running, S.stopping, S.lost}),
+    S.running: frozenset({S.booting, S.building, S.capturing, S.stopping, S.lost}),
+    S.stopping: frozenset({S.stopped}),
+    S.stopped: frozenset({S.carving, S.pending, S.building, S.capturing, S.lost}),
+    S.capturing: frozenset({S.booting, S.stopped}),
+    S.failed: frozenset({S.pending}),
+    S.lost: frozenset({S.pending}),
+    S.releasing: frozenset({S.gone}),
+    S.gone: frozenset(),
+}
+ALWAYS = frozenset({S.failed, S.releasing})  # reachable from every state but gone
+BEFORE_RUNNING = frozenset({S.carving, S.building, S.booting, S.checking})
+
+
+@dataclass(frozen=True)
+class Hop:
+    """On to another state. `slices_back`: the hardware has them, the rows may go."""
+
+    state: VMState
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    because: Reason | None = None
+    slices_back: bool = False
+
+
+@dataclass(frozen=True)
+class Nap:
+    """Stay, and look again after so many seconds; None: when a wish, the lease or the host says so."""
+
+    seconds: float | None
+    because: Reason | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    slices_back: bool = False
+
+
+@dataclass(frozen=True)
+class Fail:
+    """This cannot go on. `blame` (card, host) earns the one retry elsewhere."""
+
+    because: Reason
+    blame: str = ""
+
+
+Outcome = Hop | Nap | Fail
+
+
+class World(Protocol):
+    """What a step may touch: the VM's host, the carvers, and what this installation knows."""
+
+    settings: Settings
+    now: datetime
+    our_login: str
+    our_key: str
+    our_public_key: str
+    boot_id: str
+
+    @property
+    def host(self) -> Hypervisor: ...
+    def carver(self, mode: str) -> Carver: ...
+    def store_path(self, image_id: str) -> Path: ...
+    def progress(self, code: ReasonCode) -> Progress: ...
+
+
+Step = Callable[[VMView, World], Outcome]
+
+
+@dataclass(frozen=True)
+class StepOf:
+    """A state's step, and how long it may keep a thread."""
+
+    run: Step
+    within: timedelta
+
+
+STEPS: dict[VMState, StepOf] = {}
+
+
+def step(state: VMState, *, within: float) -> Callable[[Step], Step]:
+    """Declare the step of a state; `within` is in seconds."""
+
+    def declare(run: Step) -> Step:
+        STEPS[state] = StepOf(run, timedelta(seconds=within))
+        return run
+
+    return declare
+
+
+def steer(vm: VMView) -> Hop | None:
+    """Where a wish pulls the VM before its state's step is run; None: nowhere."""
+    if vm.wanted is Wanted.gone:
+        return None if vm.state in (S.releasing, S.gone) else Hop(S.releasing)
+    if vm.wanted is Wanted.stopped:
+        if vm.state is S.pending:
+            return Hop(S.stopped)
+        if vm.state in BEFORE_RUNNING or (vm.state is S.running and not vm.capture_as):
+            return Hop(S.stopping)
+    if vm.state in (S.running, S.stopped) and vm.capture_as:
+        return Hop(S.capturing)
+    if vm.wanted is Wanted.running:
+        if vm.state is S.running and vm.build > vm.built:
+            return Hop(S.building)
+        if vm.state is S.running and vm.boots > vm.booted:
+            return Hop(S.booting)
+        if vm.state is S.stopped:
+            return Hop(S.carving) if vm.holds else Hop(S.pending)
+        if vm.state in (S.failed, S.lost) and not vm.slices and not vm.holds:
+            return Hop(S.pending)
+    return None
+
+
+@step(S.carving, within=120)
+def carve(vm: VMView, world: World) -> Outcome:
+    """Cut the slices this VM holds; after a crash, find them already cut."""
+    devices = tuple(device for cut in vm.slices for device in world.carver(cut.gpu.mode).carve(cut))
+    return Hop(S.building, {"devices": devices_as(devices)})
+
+
+@step(S.building, within=300)
+def build(vm: VMView, world: World) -> Outcome:
+    """Make disk, seed and domain. A raised build number takes the power off and drops the old disk first."""
+    if vm.built < vm.build:
+        if vm.copy_state == "failed":
+            return Fail(Reason.of(vm.copy_reason) or reason(ReasonCode.image_broken, image=vm.image_name))
+        if vm.copy_state != "ready":
+            why = reason(ReasonCode.uploading_image, image=vm.image_name, host=vm.host_name, percent=vm.copy_percent)
+            return Nap(None, why)
+        world.host.power_off(vm.id)
+        world.host.drop_disk(vm.id)
+        world.host.ensure_disk(_spec(vm, world))
+    elif not world.host.has_disk(vm.id):
+        return Fail(reason(ReasonCode.disk_gone, host=vm.host_name))
+    world.host.ensure_defined(_spec(vm, world))
+    return Hop(S.booting, {"built": vm.build, "has_disk": True, "booted": vm.boots, "address": None})
+
+
+@step(S.booting, within=120)
+def boot(vm: VMView, world: World) -> Outcome:
+    """Start the domain if it is not running, then wait for its address; a wished reboot powers it down first."""
+    if vm.booted < vm.boots:
+        return _power_down(vm, world) or Hop(S.booting, {"booted": vm.boots, "address": None})
+    if world.host.look(vm.id).power is Power.absent:
+        return Hop(S.lost, {"wanted": Wanted.stopped}, reason(ReasonCode.domain_gone, vm=vm.title))
+    world.host.ensure_running(vm.id)
+    address = world.host.wait_address(vm.id, vm.mac, vm.network, seconds=15)
+    if address:
+        return Hop(S.checking, {"address": address, "host_boot_id": world.boot_id})
+    if off := _found_off(vm, world):
+        return off
+    if world.now - vm.state_since > world.settings.guest_timeout:
+        seconds = round(world.settings.guest_timeout.total_seconds())
+        return Fail(reason(ReasonCode.no_address, seconds=seconds, vm=vm.title, network=vm.network.name))
+    return Nap(0.5, reason(ReasonCode.waiting_address))
+
+
+@step(S.checking, within=300)
+def check(vm: VMView, world: World) -> Outcome:
+    """See SSH with the pinned key, cloud-init done and the card there; what is not yet there is waited for."""
+    if vm.simulated:
+        ready, card = world.host.guest_checked(vm.id, vm.devices)
+        done = guest.Checked(card=card, cloud_init="done", warnings=()) if ready else None
+    else:
+        # the agent and sshd come up together: waiting for it costs an emulated guest nothing, a refused connection does
+        world.host.wait_guest(vm.id, 45 if vm.image.has_init else 0)
+        done = _look_inside(vm, world)
+    if done:
+        ran = {"card": done.card, "warnings": list(done.warnings), "ever_ran": True, "tries": 0, "ran_at": world.now}
+        return Hop(S.running, ran)
+    if off := _found_off(vm, world):
+        return off
+    if world.now - vm.state_since > world.settings.guest_timeout:
+        seconds = round(world.settings.guest_timeout.total_seconds())
+        why = reason(ReasonCode.ssh_no_answer, address=vm.address, seconds=seconds, detail="no login", vm=vm.title)
+        return Fail(why)
+    return Nap(1 if vm.simulated else 3, reason(ReasonCode.waiting_ssh, address=vm.address))
+
+
+@step(S.running, within=60)
+def watch(vm: VMView, world: World) -> Outcome:
+    """See that the domain still runs. Shut off is a stop; gone with the host's boot, or crashed, is started again."""
+    seen = world.host.look(vm.id)
+    if seen.power in (Power.running, Power.paused):
+        return Nap(None)
+    if seen.power is Power.absent:
+        return Hop(S.lost, {"wanted": Wanted.stopped}, reason(ReasonCode.domain_gone, vm=vm.title))
+    same_boot = world.boot_id == vm.host_boot_id
+    if same_boot and seen.why in ("shutdown", "destroyed"):
+        stopped = reason(ReasonCode.stopped_by_guest, detail=seen.why, vm=vm.title)
+        return Hop(S.stopping, {"wanted": Wanted.stopped}, stopped)
+    if same_boot and vm.restarts >= 3:
+        return Fail(reason(ReasonCode.guest_crashed, detail=seen.why, vm=vm.title))
+    found = reason(ReasonCode.restarted_after_host, detail=seen.why if same_boot else "the host's reboot")
+    # passed-through devices may have been lost with the host's boot: carving finds or cuts them again
+    return Hop(S.booting, {"restarts": vm.restarts + 1 if same_boot else 0, "address": None}, found)
+
+
+@step(S.stopping, within=120)
+def stop(vm: VMView, world: World) -> Outcome:
+    """Shut the guest down, by force if it will not; then keep the slices or give them back, as was wished."""
+    if waiting := _power_down(vm, world):
+        return waiting
+    mode = vm.stop_mode or vm.on_stop
+    if mode is OnStop.release:
+        _give_back(vm, world)
+        return Hop(S.stopped, {"address": None, "stop_mode": None, "keep_until": None}, slices_back=True)
+    keep_until = None if mode is OnStop.keep else world.now + world.settings.keep_gpu
+    return Hop(S.stopped, {"address": None, "stop_mode": None, "keep_until": keep_until})
+
+
+@step(S.stopped, within=60)
+def rest(vm: VMView, world: World) -> Outcome:
+    """Stay off; give the slices back when the time of keeping them is over."""
+    if vm.host_id and vm.has_disk:
+        seen = world.host.look(vm.id)
+        if seen.power in (Power.running, Power.paused):
+            # started by hand at the host: its slices may be another's by now
+            world.host.power_off(vm.id)
+    if vm.holds and vm.keep_until and vm.keep_until <= world.now:
+        _give_back(vm, world)
+        minutes = round(world.settings.keep_gpu.total_seconds() / 60)
+        return Nap(None, reason(ReasonCode.keep_ended, minutes=minutes), {"keep_until": None}, slices_back=True)
+    return Nap(None)
+
+
+@step(S.capturing, within=3600)
+def capture(vm: VMView, world: World) -> Outcome:
+    """Power off, copy the disk flat into the store, and go back to what it was; the copy is generalised by itself."""
+    if waiting := _power_down(vm, world):
+        return waiting
+    assert vm.capture_as  # noqa: S101 - steer hops here for nothing else
+    world.host.copy_flat(vm.id, world.store_path(vm.capture_as), progress=world.progress(ReasonCode.copying_disk))
+    return Hop(S.booting if vm.wanted is Wanted.running else S.stopped, {"address": None})
+
+
+@step(S.releasing, within=120)
+def release(vm: VMView, world: World) -> Outcome:
+    """Erase the domain and its disk, give the slices back; nothing left is fine."""
+    if vm.host_id:
+        world.host.erase(vm.id)
+        _give_back(vm, world)
+    return Hop(S.gone, {"gone_at": world.now, "has_disk": False, "address": None}, slices_back=True)
+
+
+@step(S.failed, within=120)
+def settle(vm: VMView, world: World) -> Outcome:
+    """Prove the domain off, then give the slices back; a VM that never ran leaves nothing and is tried elsewhere."""
+    if vm.host_id and (vm.slices or vm.holds or vm.retry):
+        world.host.power_off(vm.id)
+        _give_back(vm, world)
+        if vm.retry and not vm.ever_ran:
+            world.host.erase(vm.id)
+    if vm.retry:
+        again: dict[str, Any] = {"retry": False, "tries": vm.tries + 1, "wanted": Wanted.running}
+        if not vm.ever_ran:
+            again |= {"has_disk": False, "built": 0}
+        return Hop(S.pending, again, slices_back=True)
+    return Nap(None, slices_back=True)
+
+
+@step(S.lost, within=120)
+def let_go(vm: VMView, world: World) -> Outcome:
+    """The domain is no longer defined: give the slices back once, keep the disk."""
+    _give_back(vm, world)
+    return Nap(None, slices_back=True)
+
+
+@dataclass(frozen=True)
+class LeaseNews:
+    """What the lease asks for now: changes to the row, and what to tell."""
+
+    changes: Mapping[str, Any]
+    because: Reason
+    kind: str
+
+
+_WARNINGS = (timedelta(hours=24), timedelta(hours=1), timedelta(minutes=10))
+
+
+def lease(vm: VMView, at: datetime, settings: Settings) -> LeaseNews | None:
+    """The next thing that the lease or the grace time asks for at this moment; None: nothing."""
+    if vm.state in (S.releasing, S.gone) or vm.wanted is Wanted.gone:
+        return None
+    if vm.delete_at and vm.delete_at <= at:
+        return LeaseNews({"wanted": Wanted.gone}, reason(ReasonCode.grace_ended), "grace_ended")
+    if vm.expires_at and vm.expires_at <= at and not vm.delete_at:
+        delete_at = vm.expires_at + settings.grace
+        changes: dict[str, Any] = {"delete_at": delete_at, "stop_mode": OnStop.release, "warned": []}
+        if vm.wanted is Wanted.running:
+            changes["wanted"] = Wanted.stopped
+        if vm.holds and vm.state is S.stopped:
+            changes["keep_until"] = at
+        ended = reason(ReasonCode.lease_ended, delete_at=say_time(delete_at), vm=vm.title)
+        return LeaseNews(changes, ended, "lease_ended")
+    end, code = (vm.delete_at, ReasonCode.grace_warning) if vm.delete_at else (vm.expires_at, ReasonCode.lease_warning)
+    if end:
+        passed = [w for w in _WARNINGS if end - w <= at and _key(w) not in vm.warned and _was_longer(vm, end, w)]
+        if passed:
+            warned = [*vm.warned, *(_key(w) for w in passed)]
+            return LeaseNews({"warned": warned}, reason(code, left=say_span(end - at), vm=vm.title), code.value)
+    return None
+
+
+def next_moment(vm: VMView) -> datetime | None:
+    """When the lease, a warning or the time of keeping slices is next due."""
+    if vm.state in (S.releasing, S.gone):
+        return None
+    end = vm.delete_at or vm.expires_at
+    moments = [end, vm.keep_until if vm.holds else None]
+    if end:
+        moments += [end - w for w in _WARNINGS if _key(w) not in vm.warned and _was_longer(vm, end, w)]
+    return min((moment for moment in moments if moment), default=None)
+
+
+def _key(warning: timedelta) -> str:
+    return say_span(warning)
+
+
+def _was_longer(vm: VMView, end: datetime, warning: timedelta) -> bool:
+    """A lease of two hours needs no warning 24 hours before its end."""
+    return bool(vm.delete_at) or timedelta(seconds=vm.lease_seconds) > warning
+
+
+def _power_down(vm: VMView, world: World) -> Nap | None:
+    """None once the domain is off; until then it is asked, and forced when it has not listened for long."""
+    seen = world.host.look(vm.id)
+    if seen.power in (Power.off, Power.absent, Power.crashed):
+        return None
+    if world.now - vm.state_since > world.settings.shutdown_timeout or vm.state is S.building:
+        world.host.power_off(vm.id)
+        return None
+    world.host.shutdown(vm.id)
+    return Nap(2, reason(ReasonCode.shutting_down))
+
+
+def _found_off(vm: VMView, world: World) -> Outcome | None:
+    """The outcome when a domain that should be starting is not running; None when it runs."""
+    seen = world.host.look(vm.id)
+    if seen.power in (Power.running, Power.paused):
+        return None
+    if seen.power is Power.absent:
+        return Hop(S.lost, {"wanted": Wanted.stopped}, reason(ReasonCode.domain_gone, vm=vm.title))
+    if seen.why in ("shutdown", "destroyed"):
+        return Fail(reason(ReasonCode.guest_powered_off, vm=vm.title))
+    if vm.restarts >= 3:
+        return Fail(reason(ReasonCode.guest_crashed, detail=seen.why, vm=vm.title), blame="host")
+    found = reason(ReasonCode.restarted_after_host, detail=seen.why)
+    if vm.state is S.booting:
+        return Nap(1, found, {"restarts": vm.restarts + 1})
+    return Hop(S.booting, {"restarts": vm.restarts + 1, "address": None}, found)
+
+
+def _give_back(vm: VMView, world: World) -> None:
+    for cut in vm.slices:
+        world.carver(cut.gpu.mode).release(cut)
+
+
+def _look_inside(vm: VMView, world: World) -> guest.Checked | None:
+    door = guest.Door(
+        address=vm.address or "",
+        port=22,
+        user=world.our_login,
+        private_key=world.our_key,
+        host_key=vm.host_key,
+        dial=world.host.dial,
+    )
+    try:
+        if not vm.image.has_init:
+            return guest.Checked(card="none", cloud_init="none", warnings=()) if guest.host_key_matches(door) else None
+        return guest.check(door, _card_want(vm), timeout=240)
+    except guest.NotYet:
+        return None
+
+
+def _card_want(vm: VMView) -> guest.CardWant | None:
+    if not vm.slices or not vm.card:
+        return None
+    return guest.CardWant.of(
+        vm.devices, pci_ids=vm.card.pci_ids, bars_mib=vm.card.bars_mib, memory_mib=vm.slices[0].memory_mib, cuda=vm.cuda
+    )
+
+
+def _spec(vm: VMView, world: World) -> VMSpec:
+    return VMSpec(
+        id=vm.id,
+        name=f"{vm.name}-{vm.id[:8]}",
+        title=vm.title,
+        installation=vm.installation,
+        build=vm.build,
+        vcpus=vm.vcpus,
+        memory_mib=vm.memory_mib,
+        disk_gib=vm.disk_gib,
+        image=vm.image,
+        mac=vm.mac,
+        network=vm.network,
+        accel=vm.accel,
+        devices=vm.devices,
+        numa_node=vm.numa_node,
+        window_mib=window_mib(vm.card.bars_mib) if vm.card and any(isinstance(d, Pci) for d in vm.devices) else 0,
+        seed=Seed(
+            render.seed(
+                instance_id=f"{vm.id}-{vm.build}",
+                hostname=vm.name,
+                mac=vm.mac,
+                host_key=vm.host_key,
+                host_key_private=vm.host_key_private,
+                logins=[(login.name, login.keys) for login in vm.logins],
+                our_login=world.our_login,
+                our_key=world.our_public_key,
+                has_init=vm.image.has_init,
+            )
+        ),
+    )

@@ -1,0 +1,18 @@
+"""${message}"""
+
+import sqlalchemy as sa
+import sqlmodel
+from alembic import op
+
+from vmgpu import models
+
+revision = ${repr(up_revision)}
+down_revision = ${repr(down_revision)}
+
+
+def upgrade() -> None:
+    ${upgrades if upgrades else "pass"}
+
+
+def downgrade() -> None:
+    ${downgrades if downgrades else "pass"}

@@ -1,0 +1,100 @@
+"""Taking an image in: bytes stream to disk, and the header is read before any qemu program opens the file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import TypeAdapter, ValidationError
+from sqlmodel import col, select
+
+from vmgpu.db import Database
+from vmgpu.errors import Conflict, Invalid
+from vmgpu.hypervisor.qcow2 import inspect
+from vmgpu.models import Image, ImageState, new_id, now
+from vmgpu.requests import ImageName
+from vmgpu.service.access import Actor, must_be_admin
+from vmgpu.settings import Settings
+
+_NAME = TypeAdapter(ImageName)
+_KNOWN_LABELS = {"init": ("none",), "cuda": None}
+_FORMATS: Mapping[str, Literal["raw", "qcow2"]] = {"qcow2": "qcow2", "raw": "raw", "img": "raw"}
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """An image on its way in: where its bytes go until they are all there."""
+
+    name: str
+    format: Literal["raw", "qcow2"]
+    labels: Mapping[str, str]
+    part: Path
+
+
+def begin(
+    db: Database, settings: Settings, actor: Actor, *, name: str, format: str, filename: str, labels: Mapping[str, str]
+) -> Incoming:
+    """Check what can be checked before the bytes come. The format: as said, else by the file's ending."""
+    must_be_admin(actor)
+    try:
+        _NAME.validate_python(name)
+    except ValidationError as bad:
+        raise Invalid(str(bad.errors()[0]["msg"]), hint="Like team/name:tag.", where="name") from None
+    chosen = _FORMATS.get(format or Path(filename).suffix.lower().lstrip("."))
+    if chosen is None:
+        raise Invalid(
+            f"The format of {filename or 'the file'} is not known", hint="Say --format raw or qcow2.", where="format"
+        )
+    for label, value in labels.items():
+        if label not in _KNOWN_LABELS or (_KNOWN_LABELS[label] and value not in (_KNOWN_LABELS[label] or ())):
+            raise Invalid(f"{label}={value} is no label", hint="Labels are init=none and cuda=yes.", where="labels")
+    _refuse_taken(db, name)
+    settings.images_dir.mkdir(parents=True, exist_ok=True)
+    return Incoming(name, chosen, dict(labels), settings.images_dir / f"incoming-{new_id()}.part")
+
+
+def finish(db: Database, settings: Settings, actor: Actor, incoming: Incoming, *, sha256: str) -> Image:
+    """The bytes are all there: refuse what is not one plain disk, else it is everybody's image, ready."""
+    try:
+        header = inspect(incoming.part, incoming.format)
+        image = Image(
+            name=incoming.name,
+            state=ImageState.ready,
+            labels=dict(incoming.labels),
+            format=incoming.format,
+            virtual_mib=-(-header.virtual_bytes // (1024 * 1024)),
+            size_bytes=incoming.part.stat().st_size,
+            sha256=sha256,
+            created_at=now(),
+        )
+        _refuse_taken(db, incoming.name)
+        # the file is in its place before the row says so: a row without its file would be a lie
+        target = settings.images_dir / image.volume
+        incoming.part.replace(target)
+        try:
+            with db.write() as session:
+                session.add(image)
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
+        return image
+    finally:
+        incoming.part.unlink(missing_ok=True)
+
+
+def sweep(db: Database, settings: Settings) -> None:
+    """Remove what interrupted imports and captures left in the store; only while nothing is at work on it."""
+    with db.read() as session:
+        known = {image.volume for image in session.exec(select(Image)).all()}
+    for path in settings.images_dir.glob("*"):
+        if path.is_file() and path.name not in known:
+            path.unlink(missing_ok=True)
+
+
+def _refuse_taken(db: Database, name: str) -> None:
+    with db.read() as session:
+        taken = select(Image).where(Image.name == name, col(Image.owner_id).is_(None))
+        if session.exec(taken).first():
+            raise Conflict(f"There is an image {name} already", hint="Take another name or tag.", where="name")

@@ -1,0 +1,224 @@
+"""The shapes that REST answers, the command line prints and the pages draw."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from pydantic import BaseModel
+
+
+class Said(BaseModel):
+    """A Reason in words."""
+
+    code: str
+    sentence: str
+    cure: str
+
+
+class SliceOut(BaseModel):
+    """A piece of a card. Sizes in cells of the card's memory grid, compute slices, and MiB."""
+
+    gpu: str
+    model: str
+    emulated: bool
+    profile: str
+    start: int
+    cells: int
+    compute: int
+    memory_mib: int
+    memory_share: float
+    compute_share: float
+    vm: str | None = None
+
+
+class VMOut(BaseModel):
+    """A virtual machine."""
+
+    id: str
+    name: str
+    owner: str
+    members: list[str]
+    state: str
+    wanted: str
+    since: datetime
+    position: int | None
+    reason: Said | None
+    address: str | None
+    login: str | None
+    flavor: str
+    image: str
+    host: str | None
+    simulated: bool
+    vcpus: int
+    memory_mib: int
+    disk_gib: int
+    profile: str | None
+    fgpu: str | None
+    slices: list[SliceOut]
+    card: str | None
+    warnings: list[str]
+    on_stop: str | None
+    capturing: str | None
+    lease_ends: datetime | None
+    lease_seconds: int
+    delete_at: datetime | None
+    keeps_slices_until: datetime | None
+    host_key: str
+    created_at: datetime
+
+
+class GpuOut(BaseModel):
+    """A card with what is cut from it. `mode` None: listed and left alone."""
+
+    id: str
+    host: str
+    name: str
+    model: str
+    address: str | None
+    emulated: bool
+    simulated: bool
+    mode: str | None
+    state: str
+    reason: Said | None
+    cells: int
+    compute: int
+    memory_mib: int | None
+    numa_node: int | None
+    iommu_group: int | None
+    driver: str | None
+    refusals: dict[str, str]
+    slices: list[SliceOut]
+
+
+class HostOut(BaseModel):
+    """A host. Memory in MiB; `memory_held_mib` and `vcpus_held` are promised to VMs. None is unknown."""
+
+    id: str
+    name: str
+    uri: str
+    simulated: bool
+    state: str
+    draining: bool
+    reason: Said | None
+    threads: int
+    vcpus_held: int
+    overcommit: float
+    memory_mib: int
+    memory_held_mib: int
+    memory_reserve_mib: int
+    disk_gib: int
+    disk_free_gib: int | None
+    vms: int
+    bridge: str | None
+    orphans: list[str]
+    surveyed_at: datetime | None
+    facts: dict[str, Any] | None
+    gpus: list[GpuOut]
+
+
+class ShareOut(BaseModel):
+    """What a wish becomes on one model of card."""
+
+    model: str
+    profile: str
+    per_card: int
+    memory_percent: int
+    compute_percent: int
+    says: str
+
+
+class FlavorOut(BaseModel):
+    """A size of VM, and what its GPU wish means on each model that this installation has."""
+
+    name: str
+    vcpus: int
+    memory_mib: int
+    disk_gib: int
+    profile: str | None
+    fgpu: str | None
+    on_stop: str | None
+    becomes: list[ShareOut]
+
+
+class ImageOut(BaseModel):
+    """A bootable disk. `owner` None: everybody's."""
+
+    id: str
+    name: str
+    owner: str | None
+    state: str
+    reason: Said | None
+    labels: dict[str, str]
+    format: str
+    virtual_mib: int
+    size_bytes: int
+    sha256: str
+    copies: list[dict[str, Any]]
+    created_at: datetime
+
+
+class UserOut(BaseModel):
+    """A person."""
+
+    id: str
+    name: str
+    admin: bool
+    keys: int
+    vms: int
+    created_at: datetime
+
+
+class KeyOut(BaseModel):
+    """A public SSH key."""
+
+    id: str
+    user: str
+    comment: str
+    fingerprint: str
+    line: str
+    created_at: datetime
+
+
+class TokenOut(BaseModel):
+    """A token; its secret is in `secret` only in the answer that made it."""
+
+    id: str
+    user: str
+    name: str
+    kind: str
+    created_at: datetime
+    expires_at: datetime | None
+    secret: str | None = None
+
+
+class UnitOut(BaseModel):
+    """What 1 fGPU is on one model, and what it becomes there."""
+
+    model: str
+    share: str
+    becomes: ShareOut | None
+
+
+class EventOut(BaseModel):
+    """What happened. `seconds`: how long the state that ended here took."""
+
+    id: int
+    at: datetime
+    kind: str
+    vm: str | None
+    vm_id: str | None
+    host: str | None
+    state: str | None
+    was: str | None
+    seconds: float | None
+    who: str | None
+    reason: Said | None
+
+
+class StepOut(BaseModel):
+    """One filter of the placement, and how many places it left."""
+
+    filter: str
+    left: int
+    reason: Said | None

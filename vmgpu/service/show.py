@@ -1,0 +1,339 @@
+"""Rows as people see them: the shapes that REST answers, the command line prints and the pages draw."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any, TypeVar
+
+from sqlmodel import Session, SQLModel, col, select
+
+from vmgpu import placement
+from vmgpu.errors import Reason
+from vmgpu.models import (
+    VM,
+    Event,
+    Flavor,
+    Gpu,
+    GpuUnit,
+    Host,
+    Image,
+    ImageCopy,
+    Key,
+    Slice,
+    Token,
+    User,
+    VMMember,
+    VMState,
+)
+from vmgpu.service.shapes import (
+    EventOut,
+    FlavorOut,
+    GpuOut,
+    HostOut,
+    ImageOut,
+    KeyOut,
+    Said,
+    ShareOut,
+    SliceOut,
+    StepOut,
+    TokenOut,
+    UnitOut,
+    UserOut,
+    VMOut,
+)
+from vmgpu.service.vms import listed
+
+Row = TypeVar("Row", bound=SQLModel)
+
+
+def said(stored: Any) -> Said | None:
+    """A stored Reason in words."""
+    found = stored if isinstance(stored, Reason) else Reason.of(stored)
+    return Said(code=found.code.value, sentence=found.sentence(), cure=found.cure()) if found else None
+
+
+def vms(session: Session, rows: Sequence[VM]) -> list[VMOut]:
+    """These VMs, in this order; a handful of queries however many they are."""
+    ids = [vm.id for vm in rows]
+    users = {user.id: user.name for user in session.exec(select(User)).all()}
+    hosts = _by_id(session, Host, {vm.host_id for vm in rows if vm.host_id})
+    images = _by_id(session, Image, {i for vm in rows for i in (vm.image_id, vm.capture_as) if i})
+    members: dict[str, list[VMMember]] = defaultdict(list)
+    for member in _where_in(session, VMMember, VMMember.vm_id, ids):
+        members[member.vm_id].append(member)
+    cuts: dict[str, list[SliceOut]] = defaultdict(list)
+    for cut, gpu in _slices(session, vm_ids=ids):
+        cuts[cut.vm_id].append(_slice(cut, gpu))
+    places = listed(session, rows)
+    answer = []
+    for vm in rows:
+        host = hosts.get(vm.host_id or "")
+        mine = next((m.login for m in members[vm.id] if m.user_id == vm.owner_id), None)
+        answer.append(
+            VMOut(
+                **{
+                    name: getattr(vm, name)
+                    for name in (
+                        "id",
+                        "name",
+                        "address",
+                        "flavor",
+                        "vcpus",
+                        "memory_mib",
+                        "disk_gib",
+                        "profile",
+                        "fgpu",
+                        "card",
+                        "delete_at",
+                        "lease_seconds",
+                        "host_key",
+                        "created_at",
+                    )
+                },
+                warnings=list(vm.warnings),
+                owner=users.get(vm.owner_id, ""),
+                members=[users[m.user_id] for m in members[vm.id] if m.user_id in users],
+                state=vm.state.value,
+                wanted=vm.wanted.value,
+                since=vm.state_since,
+                position=places.get(vm.id),
+                reason=said(vm.reason),
+                login=mine,
+                image=images[vm.image_id].name,
+                host=host.name if host else None,
+                simulated=bool(host and host.simulated),
+                slices=cuts[vm.id],
+                on_stop=vm.on_stop.value if vm.on_stop else None,
+                capturing=images[vm.capture_as].name if vm.capture_as in images else None,
+                lease_ends=vm.expires_at,
+                keeps_slices_until=vm.keep_until if vm.holds else None,
+            )
+        )
+    return answer
+
+
+def vm(session: Session, row: VM) -> VMOut:
+    """One VM."""
+    return vms(session, [row])[0]
+
+
+def gpus(session: Session, host: Host | None = None) -> list[GpuOut]:
+    """The cards of one host, or of all, with their slices where they lie."""
+    hosts = {row.id: row for row in ([host] if host else session.exec(select(Host)).all())}
+    rows = session.exec(select(Gpu).where(col(Gpu.host_id).in_(list(hosts))).order_by(col(Gpu.key))).all()
+    names = {vm.id: vm.name for vm in session.exec(select(VM).where(col(VM.holds))).all()}
+    cuts: dict[str, list[SliceOut]] = defaultdict(list)
+    for cut, gpu in _slices(session):
+        cuts[gpu.id].append(_slice(cut, gpu, vm=names.get(cut.vm_id)))
+    return [_gpu(gpu, hosts[gpu.host_id], cuts[gpu.id]) for gpu in rows]
+
+
+def hosts(session: Session, rows: Sequence[Host]) -> list[HostOut]:
+    """These hosts with their cards and what VMs hold on them."""
+    held: dict[str, list[VM]] = defaultdict(list)
+    for row in session.exec(select(VM).where(col(VM.host_id).is_not(None), VM.state != VMState.gone)).all():
+        held[str(row.host_id)].append(row)
+    cards: dict[str, list[GpuOut]] = defaultdict(list)
+    for gpu in gpus(session):
+        cards[gpu.host].append(gpu)
+    return [_host(host, held[host.id], cards[host.name]) for host in rows]
+
+
+def flavors(session: Session, rows: Sequence[Flavor]) -> list[FlavorOut]:
+    """These flavors, each with what its wish becomes on the cards there are."""
+    models = sorted(
+        {(gpu.model, gpu.mode) for gpu in session.exec(select(Gpu).where(col(Gpu.mode).is_not(None))).all()}
+    )  # type: ignore[type-var]
+    units = {unit.model: Fraction(unit.share) for unit in session.exec(select(GpuUnit)).all()}
+    answer = []
+    for row in rows:
+        becomes = [b for model, mode in kinds if (b := _becomes(row, model, mode, units.get(model, Fraction(1))))]
+        answer.append(FlavorOut(**row.model_dump(exclude={"id", "created_at"}), becomes=becomes))
+    return answer
+
+
+def units(session: Session) -> list[UnitOut]:
+    """What 1 fGPU is, for every model that has cards or a setting."""
+    known = {unit.model: unit.share for unit in session.exec(select(GpuUnit)).all()}
+    modes = {gpu.model: str(gpu.mode) for gpu in session.exec(select(Gpu).where(col(Gpu.mode).is_not(None))).all()}
+    one = Flavor(name="", vcpus=1, memory_mib=1, disk_gib=1, fgpu="1")
+    return [
+        UnitOut(
+            model=model,
+            share=known.get(model, "1"),
+            becomes=_becomes(one, model, modes.get(model, "emulated"), Fraction(known.get(model, "1"))),
+        )
+        for model in sorted({*known, *modes})
+    ]
+
+
+def images(session: Session, rows: Sequence[Image]) -> list[ImageOut]:
+    """These images with their copies on hosts."""
+    users = {user.id: user.name for user in session.exec(select(User)).all()}
+    names = {host.id: host.name for host in session.exec(select(Host)).all()}
+    copies: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for copy in _where_in(session, ImageCopy, ImageCopy.image_id, [image.id for image in rows]):
+        copies[copy.image_id].append(
+            {"host": names.get(copy.host_id), "state": copy.state.value, "percent": copy.percent}
+        )
+    kept = {"id", "name", "labels", "format", "virtual_mib", "size_bytes", "sha256", "created_at"}
+    return [
+        ImageOut(
+            **row.model_dump(include=kept),
+            owner=users.get(row.owner_id or ""),
+            state=row.state.value,
+            reason=said(row.reason),
+            copies=copies[row.id],
+        )
+        for row in rows
+    ]
+
+
+def people(session: Session, rows: Sequence[User]) -> list[UserOut]:
+    """These people, with how many keys and VMs they have."""
+    keys: dict[str, int] = defaultdict(int)
+    for key in session.exec(select(Key.user_id)).all():
+        keys[key] += 1
+    owned: dict[str, int] = defaultdict(int)
+    for owner in session.exec(select(VM.owner_id).where(VM.state != VMState.gone)).all():
+        owned[owner] += 1
+    return [UserOut(**row.model_dump(), keys=keys[row.id], vms=owned[row.id]) for row in rows]
+
+
+def key(row: Key, user: str) -> KeyOut:
+    """One key."""
+    return KeyOut(**row.model_dump(exclude={"user_id"}), user=user)
+
+
+def token(row: Token, user: str, *, secret: str | None = None) -> TokenOut:
+    """One token."""
+    return TokenOut(
+        **row.model_dump(exclude={"user_id", "digest", "kind"}), kind=row.kind.value, user=user, secret=secret
+    )
+
+
+def events(session: Session, rows: Sequence[Event]) -> list[EventOut]:
+    """These events, with names for ids."""
+    names = {vm.id: vm.name for vm in _where_in(session, VM, VM.id, [e.vm_id for e in rows if e.vm_id])}
+    hosts = {host.id: host.name for host in session.exec(select(Host)).all()}
+    kept = {"at", "kind", "vm_id", "state", "was", "seconds", "who"}
+    return [
+        EventOut(
+            **row.model_dump(include=kept),
+            id=row.id or 0,
+            vm=names.get(row.vm_id or ""),
+            host=hosts.get(row.host_id or ""),
+            reason=said(row.reason),
+        )
+        for row in rows
+    ]
+
+
+def why(steps: Sequence[placement.Step]) -> list[StepOut]:
+    """A placement's filters in words."""
+    return [StepOut(filter=step.filter.value, left=step.left, reason=said(step.reason)) for step in steps]
+
+
+def _slices(session: Session, *, vm_ids: list[str] | None = None) -> list[tuple[Slice, Gpu]]:
+    query = select(Slice, Gpu).join(Gpu, col(Gpu.id) == Slice.gpu_id).order_by(col(Slice.gpu_id), col(Slice.start))
+    if vm_ids is not None and len(vm_ids) < 500:
+        query = query.where(col(Slice.vm_id).in_(vm_ids))
+    return list(session.exec(query).all())
+
+
+def _slice(cut: Slice, gpu: Gpu, *, vm: str | None = None) -> SliceOut:
+    shape = _shape(gpu)
+    return SliceOut(
+        **cut.model_dump(include={"profile", "start", "cells", "compute", "memory_mib"}),
+        gpu=gpu.id,
+        model=gpu.model,
+        emulated=gpu.emulated,
+        memory_share=cut.cells / shape.cells if shape else 1,
+        compute_share=cut.compute / shape.compute if shape else 1,
+        vm=vm,
+    )
+
+
+def _gpu(gpu: Gpu, host: Host, cuts: list[SliceOut]) -> GpuOut:
+    shape, facts = _shape(gpu), gpu.facts
+    return GpuOut(
+        **gpu.model_dump(include={"id", "name", "model", "address", "emulated", "mode"}),
+        host=host.name,
+        simulated=host.simulated,
+        state=gpu.state.value,
+        reason=said(gpu.reason),
+        cells=shape.cells if shape else 1,
+        compute=shape.compute if shape else 1,
+        memory_mib=facts.get("memory_mib") or (shape.memory_gb * 1024 if shape and shape.memory_gb else None),
+        numa_node=facts.get("numa_node"),
+        iommu_group=facts.get("iommu_group"),
+        driver=facts.get("driver"),
+        refusals=dict(facts.get("refusals", {})),
+        slices=cuts,
+    )
+
+
+def _host(host: Host, held: list[VM], cards: list[GpuOut]) -> HostOut:
+    holding = [row for row in held if row.holds]
+    kept = {
+        "id", "name", "uri", "draining", "threads", "overcommit", "memory_mib", "disk_gib", "bridge", "orphans",
+        "surveyed_at",
+    }  # fmt: skip
+    facts = dict(host.facts) if host.facts else None
+    return HostOut(
+        **host.model_dump(include=kept),
+        simulated=host.simulated,
+        state=host.state.value,
+        reason=said(host.reason),
+        vcpus_held=sum(row.vcpus for row in holding),
+        memory_held_mib=sum(row.memory_mib for row in holding),
+        memory_reserve_mib=max(1024, -(-host.memory_mib // 20)) if host.memory_mib else 0,
+        disk_free_gib=facts.get("disk_free_gib") if facts else None,
+        vms=len(held),
+        facts=facts,
+        gpus=cards,
+    )
+
+
+def _shape(gpu: Gpu) -> placement.CardModel | None:
+    if gpu.mode is None:
+        return None
+    return placement.shape_of(gpu.model, placement.Mode(gpu.mode))
+
+
+def _becomes(row: Flavor, model: str, mode: str, unit: Fraction) -> ShareOut | None:
+    shape = placement.shape_of(model, placement.Mode(mode))
+    offered = placement.offered(shape, placement.Mode(mode))
+    if row.profile:
+        chosen = next((p for p in offered if p.name.lower() == row.profile.lower()), None)
+    elif row.fgpu:
+        share = Fraction(row.fgpu) * unit
+        found = placement.profile_for(shape, share)
+        chosen = found if found in offered else None
+    else:
+        chosen = None
+    if chosen is None:
+        return None
+    share_of = placement.share_of(chosen, shape)
+    memory, compute = share_of.memory_percent, share_of.compute_percent
+    return ShareOut(
+        model=model,
+        profile=chosen.name,
+        per_card=placement.places(shape, chosen),
+        memory_percent=memory,
+        compute_percent=compute,
+        says=f"{chosen.name} on {model}: {memory} % of memory, {compute} % of compute",
+    )
+
+
+def _by_id(session: Session, kind: type[Row], ids: set[str]) -> dict[str, Row]:
+    return {row.id: row for row in _where_in(session, kind, kind.id, list(ids))}  # type: ignore[attr-defined]
+
+
+def _where_in(session: Session, kind: type[Row], column: Any, ids: Sequence[str]) -> Sequence[Row]:
+    if len(ids) < 500:
+        return session.exec(select(kind).where(col(column).in_(ids))).all()
+    wanted = set(ids)
+    return [row for row in session.exec(select(kind)).all() if getattr(row, column.key) in wanted]

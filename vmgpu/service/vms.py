@@ -1,0 +1,278 @@
+"""What people ask of VMs: request, stop, start, reboot, reset, extend, capture, release."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+
+from sqlmodel import Session, col, select
+
+from vmgpu import ledger, placement, sshkeys
+from vmgpu.db import Database, next_number, wake
+from vmgpu.errors import Conflict, Forbidden, Impossible, Invalid, NotFound, Reason, ReasonCode, TooLarge, reason
+from vmgpu.models import (
+    VM,
+    Event,
+    Flavor,
+    Image,
+    ImageState,
+    OnStop,
+    User,
+    VMMember,
+    VMState,
+    Wanted,
+    new_id,
+    now,
+)
+from vmgpu.render import logins
+from vmgpu.requests import CaptureRequest, ExtendRequest, StopRequest, VMRequest
+from vmgpu.service.access import Actor, find_image, find_user, find_vm
+from vmgpu.settings import Settings
+
+_SETTLED = (VMState.running, VMState.stopped)
+
+
+def request(db: Database, settings: Settings, actor: Actor, asked: VMRequest) -> list[VM]:
+    """Queue 1..N VMs: each gets a row of its own, all or none. Raises Impossible where no host could ever hold one."""
+    if asked.count > settings.max_vms_per_request:
+        raise TooLarge(
+            f"{asked.count} VMs are more than one call takes ({settings.max_vms_per_request})",
+            hint="Send several requests, or raise VMGPU_MAX_VMS_PER_REQUEST.",
+            where="count",
+        )
+    lease = asked.lease or settings.lease
+    if lease > settings.max_lease:
+        raise Invalid(
+            f"A lease is at most {settings.max_lease.days} days", hint="Extend it later instead.", where="lease"
+        )
+    keys = [sshkeys.make_pair() for _ in range(asked.count)]
+    with db.write() as session:
+        owner = find_user(session, asked.owner, where="owner") if asked.owner else session.get_one(User, actor.id)
+        if owner.id != actor.id and not actor.admin:
+            raise Forbidden("Only an admin requests VMs for somebody else", hint="Leave the owner out.", where="owner")
+        flavor = _flavor(session, asked.flavor)
+        image = find_image(session, actor, asked.image)
+        if image.state in (ImageState.failed, ImageState.deleting):
+            raise Conflict(f"Image {image.name} is {image.state}", hint="Choose another image.", where="image")
+        disk_gib = _disk_gib(flavor, image)
+        people = {owner.id: owner} | {
+            user.id: user for user in (find_user(session, name, where="members") for name in asked.members)
+        }
+        login_of = logins([person.name for person in people.values()], taken=(settings.ssh_user,))
+        _refuse_taken(session, owner, asked.names())
+        first = next_number(session, "ticket", asked.count)
+        made = [
+            VM(
+                id=new_id(),
+                name=name,
+                owner_id=owner.id,
+                image_id=image.id,
+                flavor=flavor.name,
+                vcpus=flavor.vcpus,
+                memory_mib=flavor.memory_mib,
+                disk_gib=disk_gib,
+                profile=flavor.profile,
+                fgpu=flavor.fgpu,
+                on_stop=asked.on_stop or flavor.on_stop,
+                lease_seconds=round(lease.total_seconds()),
+                ticket=first + number,
+                host_key=pair.public,
+                host_key_private=pair.private,
+            )
+            for number, (name, pair) in enumerate(zip(asked.names(), keys, strict=True))
+        ]
+        _refuse_impossible(session, made[0])
+        session.add_all(made)
+        session.flush()
+        for vm in made:
+            for person in people.values():
+                session.add(VMMember(vm_id=vm.id, user_id=person.id, login=login_of[person.name]))
+            session.add(Event(vm_id=vm.id, kind="requested", state=vm.state, who=actor.name))
+        return made
+
+
+def start(db: Database, actor: Actor, ref: str) -> VM:
+    """Wish the VM running; a lease that has ended begins anew."""
+    with db.write() as session:
+        vm = find_vm(session, actor, ref)
+        if vm.wanted is Wanted.gone:
+            raise Conflict(f"{vm.name} is being released", hint="Request a new VM.")
+        if vm.wanted is Wanted.stopped:
+            vm.wanted, vm.stop_mode, vm.restarts, vm.tries, vm.excluded = Wanted.running, None, 0, 0, []
+            if vm.delete_at or (vm.expires_at and vm.expires_at <= now()):
+                vm.expires_at, vm.delete_at, vm.warned = None, None, []
+            if not vm.holds:
+                vm.ticket = next_number(session, "ticket")
+            elif vm.expires_at is None:
+                vm.expires_at = now() + timedelta(seconds=vm.lease_seconds)
+        return _wished(session, actor, vm, "start")
+
+
+def stop(db: Database, actor: Actor, ref: str, asked: StopRequest) -> VM:
+    """Wish the VM stopped; its slices are kept or given back as said, else as its `on_stop` says."""
+    with db.write() as session:
+        vm = find_vm(session, actor, ref)
+        _not_leaving(vm)
+        if asked.slices is OnStop.release and vm.holds and vm.state is VMState.stopped:
+            vm.keep_until = now()
+        elif asked.slices is OnStop.keep and vm.state is VMState.stopped:
+            vm.keep_until = None
+        vm.wanted, vm.stop_mode = Wanted.stopped, asked.slices
+        return _wished(session, actor, vm, "stop")
+
+
+def reboot(db: Database, actor: Actor, ref: str) -> VM:
+    """Wish one more boot of a running VM."""
+    with db.write() as session:
+        vm = find_vm(session, actor, ref)
+        if vm.state is not VMState.running or vm.wanted is not Wanted.running:
+            raise Conflict(f"{vm.name} is {vm.state}: only a running VM is rebooted", hint=f"vmgpu vm start {vm.name}")
+        vm.boots += 1
+        return _wished(session, actor, vm, "reboot")
+
+
+def reset(db: Database, actor: Actor, ref: str) -> VM:
+    """Wish a fresh disk of the same image; what was on the old one is lost."""
+    with db.write() as session:
+        vm = find_vm(session, actor, ref)
+        _not_leaving(vm)
+        if vm.state not in (*_SETTLED, VMState.failed, VMState.lost) or vm.capture_as:
+            raise Conflict(f"{vm.name} is {vm.state}", hint="Wait until it is running, stopped or failed.")
+        if session.get_one(Image, vm.image_id).state is not ImageState.ready:
+            raise Conflict("Its image is not there any more", hint="Request a new VM from another image.")
+        vm.build += 1
+        if vm.wanted is not Wanted.running:
+            vm.wanted, vm.stop_mode, vm.restarts = Wanted.running, None, 0
+            if not vm.holds:
+                vm.ticket = next_number(session, "ticket")
+        if vm.host_id:
+            ledger.want_copy(session, vm.image_id, vm.host_id)
+        return _wished(session, actor, vm, "reset")
+
+
+def extend(db: Database, settings: Settings, actor: Actor, ref: str, asked: ExtendRequest) -> VM:
+    """Move the lease's end; from now where it has ended. Raises Invalid past the longest lease."""
+    with db.write() as session:
+        vm = find_vm(session, actor, ref)
+        _not_leaving(vm)
+        at = now()
+        begun = max(at, vm.expires_at) if vm.expires_at else at + timedelta(seconds=vm.lease_seconds)
+        end = begun + asked.by
+        if end - at > settings.max_lease:
+            raise Invalid(
+                f"The lease would end in more than {settings.max_lease.days} days",
+                hint="Extend by less, and again later.",
+                where="by",
+            )
+        if vm.expires_at is None:
+            vm.lease_seconds = round((end - at).total_seconds())
+        else:
+            vm.expires_at = end
+        vm.delete_at, vm.warned = None, []
+        return _wished(session, actor, vm, "extend")
+
+
+def release(db: Database, actor: Actor, ref: str) -> VM:
+    """Wish the VM gone, with its disk; its owner and admins may."""
+    with db.write() as session:
+        vm = find_vm(session, actor, ref, to_own=True)
+        if vm.state is VMState.gone:
+            raise NotFound(f"{ref} is gone already", hint="List what there is: vmgpu vm list.")
+        if vm.wanted is Wanted.gone:
+            return vm
+        vm.wanted = Wanted.gone
+        return _wished(session, actor, vm, "release")
+
+
+def capture(db: Database, settings: Settings, actor: Actor, ref: str, asked: CaptureRequest) -> Image:
+    """Wish the VM's disk as a private image of its owner; the VM stops for the copy and goes on as it was."""
+    with db.write() as session:
+        vm = find_vm(session, actor, ref, to_own=True)
+        _not_leaving(vm)
+        if vm.state not in _SETTLED or not vm.has_disk:
+            raise Conflict(f"{vm.name} is {vm.state}", hint="Take the snapshot when it is running or stopped.")
+        if vm.capture_as:
+            raise Conflict(f"{vm.name} is being captured already", hint="Wait until that has ended.")
+        taken = select(Image).where(Image.name == asked.image, Image.owner_id == vm.owner_id)
+        old = session.exec(taken).first()
+        if old and old.state is ImageState.failed:
+            session.delete(old)
+            session.flush()
+        elif old:
+            raise Conflict(f"There is an image {asked.image} already", hint="Take another name or tag.", where="image")
+        base = session.get_one(Image, vm.image_id)
+        members = session.exec(select(VMMember.login).where(VMMember.vm_id == vm.id)).all()
+        image = Image(
+            name=asked.image,
+            owner_id=vm.owner_id,
+            state=ImageState.copying,
+            labels=dict(base.labels),
+            virtual_mib=vm.disk_gib * 1024,
+            source_vm=vm.id,
+            logins=sorted({*base.logins, *members, settings.ssh_user}),
+        )
+        session.add(image)
+        session.flush()
+        vm.capture_as = image.id
+        session.add(Event(image_id=image.id, vm_id=vm.id, kind="capture", who=actor.name))
+        _wished(session, actor, vm, "snapshot")
+        return image
+
+
+def listed(session: Session, vms: Iterable[VM]) -> dict[str, int]:
+    """The place in the queue of each of these VMs that waits, from 1."""
+    ids = [vm.id for vm in vms if vm.state is VMState.pending and vm.wanted is Wanted.running]
+    if not ids:
+        return {}
+    order = select(VM.id).where(VM.state == VMState.pending, VM.wanted == Wanted.running).order_by(col(VM.ticket))
+    numbers = {vm_id: number for number, vm_id in enumerate(session.exec(order).all(), start=1)}
+    return {vm_id: numbers[vm_id] for vm_id in ids if vm_id in numbers}
+
+
+def _flavor(session: Session, name: str) -> Flavor:
+    flavor = session.exec(select(Flavor).where(Flavor.name == name)).first()
+    if not flavor:
+        raise NotFound(f"There is no flavor {name!r}", hint="List them: vmgpu flavor list.", where="flavor")
+    return flavor
+
+
+def _disk_gib(flavor: Flavor, image: Image) -> int:
+    if image.virtual_mib > flavor.disk_gib * 1024:
+        raise Impossible(
+            f"Image {image.name} is {image.virtual_mib / 1024:.1f} GiB, flavor {flavor.name} has {flavor.disk_gib} GiB",
+            hint=f"The nearest that fits: a flavor with a disk of {-(-image.virtual_mib // 1024)} GiB.",
+            where="flavor",
+        )
+    return flavor.disk_gib
+
+
+def _refuse_taken(session: Session, owner: User, names: list[str]) -> None:
+    query = select(VM.name).where(VM.owner_id == owner.id, VM.state != VMState.gone, col(VM.name).in_(names))
+    taken = sorted(session.exec(query).all())
+    if taken:
+        raise Conflict(
+            f"{owner.name} has a VM called {taken[0]!r} already",
+            hint="Release it first, or take another name.",
+            where="name",
+        )
+
+
+def _refuse_impossible(session: Session, vm: VM) -> None:
+    never = placement.never(ledger.wish(vm), ledger.fleet(session))
+    if never:
+        raise Impossible(never.sentence(), hint=never.cure(), where="flavor")
+
+
+def _not_leaving(vm: VM) -> None:
+    if vm.wanted is Wanted.gone or vm.state is VMState.gone:
+        raise Conflict(f"{vm.name} is being released", hint="Request a new VM.")
+
+
+def _wished(session: Session, actor: Actor, vm: VM, what: str) -> VM:
+    said: Reason = reason(ReasonCode.asked, who=actor.name, what=what)
+    session.add(Event(vm_id=vm.id, kind="asked", state=vm.state, who=actor.name, reason=said.as_dict()))
+    session.add(vm)
+    session.flush()
+    wake(session, VM, col(VM.id) == vm.id)
+    session.refresh(vm)
+    return vm

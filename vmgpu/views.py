@@ -1,0 +1,202 @@
+"""Rows as the frozen values that steps are given: no session, no row, nothing that changes under them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import sha256
+from typing import Any
+
+from sqlmodel import Session, col, select
+
+from vmgpu.hypervisor import Emulated, GpuRef, HostDevice, ImageRef, Mdev, Network, NetworkRef, Pci, SliceRef
+from vmgpu.models import (
+    VM,
+    CopyState,
+    Gpu,
+    Host,
+    Image,
+    ImageCopy,
+    Key,
+    OnStop,
+    Slice,
+    User,
+    VMMember,
+    VMState,
+    Wanted,
+)
+
+_DEVICES = {"pci": Pci, "mdev": Mdev, "emulated": Emulated}
+OUR_NETWORK = "vmgpu"
+
+
+@dataclass(frozen=True)
+class Login:
+    """A member's Linux account in the guest, with that person's keys."""
+
+    name: str
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CardView:
+    """What a card must look like from inside the guest."""
+
+    emulated: bool
+    pci_ids: tuple[str, ...]
+    bars_mib: tuple[int, ...]
+    memory_mib: int | None
+
+
+@dataclass(frozen=True)
+class VMView:
+    """A VM as its steps see it."""
+
+    id: str
+    name: str
+    owner: str
+    state: VMState
+    wanted: Wanted
+    build: int
+    built: int
+    boots: int
+    booted: int
+    on_stop: OnStop | None
+    stop_mode: OnStop | None
+    state_since: datetime
+    lease_seconds: int
+    expires_at: datetime | None
+    delete_at: datetime | None
+    keep_until: datetime | None
+    warned: tuple[str, ...]
+    vcpus: int
+    memory_mib: int
+    disk_gib: int
+    holds: bool
+    has_disk: bool
+    ever_ran: bool
+    retry: bool
+    tries: int
+    restarts: int
+    capture_as: str | None
+    wakes: int
+    host_id: str | None
+    host_name: str
+    host_boot_id: str
+    simulated: bool
+    network: NetworkRef
+    accel: str
+    installation: str
+    image: ImageRef
+    image_name: str
+    cuda: bool
+    copy_state: CopyState | None
+    copy_percent: int
+    copy_reason: Mapping[str, Any] | None
+    slices: tuple[SliceRef, ...]
+    card: CardView | None
+    devices: tuple[HostDevice, ...]
+    numa_node: int | None
+    logins: tuple[Login, ...]
+    address: str | None
+    host_key: str
+    host_key_private: str
+
+    @property
+    def mac(self) -> str:
+        """Derived from the id, so that it is the same after any crash."""
+        digest = sha256(self.id.encode()).digest()
+        return "52:54:00:" + ":".join(f"{byte:02x}" for byte in digest[:3])
+
+    @property
+    def title(self) -> str:
+        """The name that people know it by on every host."""
+        return f"{self.owner}/{self.name}"
+
+
+def view(session: Session, vm: VM, *, installation: str) -> VMView:
+    """The VM with all its steps need, read in one go."""
+    host = session.get(Host, vm.host_id) if vm.host_id else None
+    image = session.get_one(Image, vm.image_id)
+    copy = _copy(session, vm.image_id, vm.host_id) if vm.host_id else None
+    cut = session.exec(
+        select(Slice, Gpu).join(Gpu, col(Gpu.id) == Slice.gpu_id).where(Slice.vm_id == vm.id).order_by(Slice.start)  # type: ignore[arg-type]
+    ).all()
+    facts = (host.facts if host else None) or {}
+    same = {
+        name: getattr(vm, name)
+        for name in VMView.__dataclass_fields__
+        if name in VM.model_fields and name not in ("warned", "devices")
+    }
+    return VMView(
+        **same,
+        warned=tuple(vm.warned),
+        devices=devices_of(vm.devices),
+        owner=session.get_one(User, vm.owner_id).name,
+        host_name=host.name if host else "",
+        simulated=bool(host and host.simulated),
+        network=network_of(host),
+        accel=str(facts.get("accel", "")),
+        installation=installation,
+        image=image_ref(image),
+        image_name=image.name,
+        cuda="cuda" in image.labels,
+        copy_state=copy.state if copy else None,
+        copy_percent=copy.percent if copy else 0,
+        copy_reason=copy.reason if copy else None,
+        slices=tuple(slice_ref(piece, gpu) for piece, gpu in cut),
+        card=_card(cut[0][1]) if cut else None,
+        numa_node=cut[0][1].facts.get("numa_node") if cut and not cut[0][1].emulated else None,
+        logins=_logins(session, vm.id),
+    )
+
+
+def image_ref(image: Image) -> ImageRef:
+    """An image as hosts are told of it."""
+    return ImageRef(
+        id=image.id, volume=image.volume, virtual_mib=image.virtual_mib, has_init=image.labels.get("init") != "none"
+    )
+
+
+def network_of(host: Host | None) -> NetworkRef:
+    """The host's way out for guests."""
+    if host and host.bridge:
+        return NetworkRef(Network.bridge, host.bridge)
+    return NetworkRef(Network.nat, OUR_NETWORK)
+
+
+def slice_ref(piece: Slice, gpu: Gpu) -> SliceRef:
+    """A slice as carvers are told of it."""
+    card = GpuRef(gpu.id, gpu.mode or "", gpu.model, gpu.address, tuple(gpu.facts.get("companions", ())))
+    return SliceRef(
+        piece.id, piece.vm_id, card, piece.profile, piece.start, piece.cells, piece.compute, piece.memory_mib
+    )
+
+
+def devices_of(stored: list[Mapping[str, Any]]) -> tuple[HostDevice, ...]:
+    """The devices that `devices_as` stored."""
+    return tuple(_DEVICES[one["kind"]](**{k: v for k, v in one.items() if k != "kind"}) for one in stored)
+
+
+def devices_as(devices: tuple[HostDevice, ...]) -> list[Mapping[str, Any]]:
+    """Devices in the form that rows keep."""
+    return [{"kind": type(device).__name__.lower(), **vars(device)} for device in devices]
+
+
+def _card(gpu: Gpu) -> CardView:
+    facts = gpu.facts
+    pci = f"{facts.get('vendor', '')}:{facts.get('device', '')}"
+    return CardView(gpu.emulated, (pci,), tuple(facts.get("bars_mib", ())), facts.get("memory_mib"))
+
+
+def _copy(session: Session, image_id: str, host_id: str) -> ImageCopy | None:
+    return session.exec(select(ImageCopy).where(ImageCopy.image_id == image_id, ImageCopy.host_id == host_id)).first()
+
+
+def _logins(session: Session, vm_id: str) -> tuple[Login, ...]:
+    members = session.exec(select(VMMember).where(VMMember.vm_id == vm_id).order_by(VMMember.login)).all()
+    keys: dict[str, list[str]] = {}
+    for key in session.exec(select(Key).where(col(Key.user_id).in_([m.user_id for m in members]))).all():
+        keys.setdefault(key.user_id, []).append(key.line)
+    return tuple(Login(member.login, tuple(keys.get(member.user_id, ()))) for member in members)

@@ -1,0 +1,281 @@
+"""What the page draws: rows as one person may see them, with words, widths and buttons ready."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlmodel import Session, col, select
+
+from vmgpu.models import VM, Event, Host, HostState, VMMember, VMState, Wanted
+from vmgpu.service import show
+from vmgpu.service.access import Actor, visible_vms
+from vmgpu.service.shapes import GpuOut, HostOut, SliceOut, VMOut
+from vmgpu.units import say_mib, say_span, say_time
+
+PHASES = ("pending", "carving", "building", "booting", "checking", "running")
+MOST = 200  # VMs drawn at once; the command line lists all
+
+_PROVED = {
+    "seen": "seen in the guest by PCI id and address ranges",
+    "works": "works in the guest: nvidia-smi answers",
+    "emulated": "seen in the guest",
+}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A run of cells of a card: free, a VM of this person, or somebody's."""
+
+    cells: int
+    profile: str = ""
+    vm: str = ""
+    vm_id: str = ""
+    title: str = "free"
+
+
+@dataclass(frozen=True)
+class CardPicture:
+    """A card and its cells from left to right."""
+
+    gpu: GpuOut
+    pieces: tuple[Piece, ...]
+    free: int
+    memory: str
+
+
+@dataclass(frozen=True)
+class HostPicture:
+    """A host: cards that are given out, and those that are left alone."""
+
+    host: HostOut
+    cards: tuple[CardPicture, ...]
+    alone: tuple[GpuOut, ...]
+    holds: str
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One step on the way to running. `since`: it is going on now."""
+
+    name: str
+    stand: str
+    took: str = ""
+    since: datetime | None = None
+
+
+@dataclass(frozen=True)
+class VMPicture:
+    """A VM with its way so far, what may be done with it, and how to get in."""
+
+    vm: VMOut
+    label: str
+    phases: tuple[Phase, ...]
+    ready_in: str
+    verbs: tuple[str, ...]
+    ssh: str
+    lease: str
+    lease_at: str
+    size: str
+    proved: str
+
+
+@dataclass(frozen=True)
+class Picture:
+    """All that the page shows of one moment."""
+
+    at: datetime
+    hosts: tuple[HostPicture, ...]
+    vms: tuple[VMPicture, ...]
+    queue: tuple[VMPicture, ...]
+    running: int
+    cells: int
+    cells_free: int
+    waiting_in_all: int
+    left_out: int
+
+
+def picture(session: Session, actor: Actor, at: datetime) -> Picture:
+    """The fleet, the VMs and the queue as this person may see them now."""
+    there = select(VM).where(VM.state != VMState.gone, visible_vms(actor))
+    rows = session.exec(there.order_by(col(VM.ticket), col(VM.name))).all()
+    drawn = rows[:MOST]
+    seen = show.vms(session, drawn)
+    logins = _logins(session, actor)
+    took = _seconds(session, drawn)
+    drawings = [_vm(vm, actor, at, login=logins.get(vm.id, ""), took=took.get(vm.id, {})) for vm in seen]
+    mine = {(cut.gpu, cut.start): one for one in drawings for cut in one.vm.slices}
+    hosts = show.hosts(session, session.exec(select(Host).order_by(col(Host.name))).all())
+    fleet = tuple(_host(host, mine) for host in hosts)
+    open_cards = [card for host in fleet for card in host.cards if _open(host.host, card.gpu)]
+    queue = sorted((one for one in drawings if one.vm.position), key=lambda one: one.vm.position or 0)
+    waiting = select(VM.id).where(VM.state == VMState.pending, VM.wanted == Wanted.running)
+    return Picture(
+        at=at,
+        hosts=fleet,
+        vms=tuple(one for one in drawings if not one.vm.position),
+        queue=tuple(queue),
+        running=sum(row.state is VMState.running for row in rows),
+        cells=sum(card.gpu.cells for card in open_cards),
+        cells_free=sum(card.free for card in open_cards),
+        waiting_in_all=len(session.exec(waiting).all()),
+        left_out=len(rows) - len(drawn),
+    )
+
+
+def one_vm(session: Session, actor: Actor, row: VM, at: datetime) -> VMPicture:
+    """One VM, for a dialog about it."""
+    return _vm(show.vm(session, row), actor, at, login="", took={})
+
+
+def verbs(vm: VMOut, actor: Actor) -> tuple[str, ...]:
+    """What this person can usefully ask of this VM now."""
+    if vm.wanted == "gone" or vm.state in ("releasing", "gone"):
+        return ()
+    owns = actor.admin or vm.owner == actor.name
+    may: list[str] = []
+    if vm.wanted == "stopped" and vm.state in ("stopped", "failed", "lost"):
+        may.append("start")
+    if vm.state == "running" and vm.wanted == "running":
+        may.append("stop")
+    if owns and vm.state in ("running", "stopped") and not vm.capturing:
+        may.append("snapshot")
+    if vm.state != "pending":
+        may.append("extend")
+    return (*may, "release") if owns else tuple(may)
+
+
+def _vm(vm: VMOut, actor: Actor, at: datetime, *, login: str, took: dict[str, float]) -> VMPicture:
+    lease, lease_at = _lease(vm, at)
+    return VMPicture(
+        vm=vm,
+        label=vm.name if vm.owner == actor.name else f"{vm.owner}/{vm.name}",
+        phases=_phases(vm, took, at),
+        ready_in=say_span(timedelta(seconds=sum(took.values()))) if vm.state == "running" and took else "",
+        verbs=verbs(vm, actor),
+        ssh=f"ssh {login}@{vm.address}" if login and vm.address and not vm.simulated else "",
+        lease=lease,
+        lease_at=lease_at,
+        size=_size(vm),
+        proved=_proved(vm),
+    )
+
+
+def _phases(vm: VMOut, took: dict[str, float], at: datetime) -> tuple[Phase, ...]:
+    if vm.state not in PHASES:
+        return ()
+    here = PHASES.index(vm.state)
+    drawn: list[Phase] = []
+    for number, name in enumerate(PHASES):
+        if number < here:
+            drawn.append(Phase(name, "done", _brief(took[name]) if name in took else ""))
+        elif number > here:
+            drawn.append(Phase(name, "todo"))
+        elif name == "running":
+            drawn.append(Phase(name, "done"))
+        else:
+            drawn.append(Phase(name, "now", _brief((at - vm.since).total_seconds()), vm.since))
+    return tuple(drawn)
+
+
+def _brief(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 10 else say_span(timedelta(seconds=seconds))
+
+
+def _lease(vm: VMOut, at: datetime) -> tuple[str, str]:
+    if vm.delete_at:
+        return f"lease ended; disk is deleted in {say_span(vm.delete_at - at)}", say_time(vm.delete_at)
+    if vm.lease_ends and vm.lease_ends > at:
+        return f"lease ends in {say_span(vm.lease_ends - at)}", say_time(vm.lease_ends)
+    if vm.lease_ends:
+        return "lease has ended", say_time(vm.lease_ends)
+    return f"lease of {say_span(timedelta(seconds=vm.lease_seconds))}, from its start", ""
+
+
+def _size(vm: VMOut) -> str:
+    parts = [f"{vm.vcpus} vCPU", f"{say_mib(vm.memory_mib)} memory", f"{vm.disk_gib} GiB disk"]
+    if vm.slices:
+        parts += [f"{cut.profile} of {_model(cut)}" for cut in vm.slices]
+    elif vm.profile or vm.fgpu:
+        parts.append(vm.profile or f"{vm.fgpu} fGPU")
+    return " · ".join(parts)
+
+
+def _model(cut: SliceOut) -> str:
+    return f"an emulated {cut.model}" if cut.emulated else f"a {cut.model}"
+
+
+def _proved(vm: VMOut) -> str:
+    if not vm.slices or vm.card not in _PROVED:
+        return ""
+    if vm.simulated:
+        return "Simulated card: no guest was asked"
+    kind = "Emulated card" if any(cut.emulated for cut in vm.slices) else "Card"
+    return f"{kind} {_PROVED[vm.card]}"
+
+
+def _host(host: HostOut, mine: dict[tuple[str, int], VMPicture]) -> HostPicture:
+    holds = ""
+    if host.threads:
+        most = round(host.threads * host.overcommit)
+        usable = max(0, host.memory_mib - host.memory_reserve_mib) / 1024
+        holds = f"{host.vcpus_held} of {most} vCPU · {host.memory_held_mib / 1024:.0f} of {usable:.0f} GiB memory"
+        if host.disk_free_gib is not None:
+            holds += f" · {host.disk_free_gib} GiB disk free"
+    return HostPicture(
+        host=host,
+        cards=tuple(_card(gpu, mine) for gpu in host.gpus if gpu.mode),
+        alone=tuple(gpu for gpu in host.gpus if not gpu.mode),
+        holds=holds,
+    )
+
+
+def _card(gpu: GpuOut, mine: dict[tuple[str, int], VMPicture]) -> CardPicture:
+    pieces: list[Piece] = []
+    at = 0
+    for cut in sorted(gpu.slices, key=lambda cut: cut.start):
+        pieces += [Piece(1)] * (cut.start - at)
+        pieces.append(_piece(cut, mine.get((gpu.id, cut.start))))
+        at = cut.start + cut.cells
+    free = gpu.cells - sum(cut.cells for cut in gpu.slices)
+    pieces += [Piece(1)] * (gpu.cells - at)
+    return CardPicture(gpu, tuple(pieces), free, say_mib(gpu.memory_mib) if gpu.memory_mib else "memory unknown")
+
+
+def _piece(cut: SliceOut, holder: VMPicture | None) -> Piece:
+    # another person's VM has no name here: only that the place is taken
+    share = f"{cut.memory_share:.0%} of memory, {cut.compute_share:.0%} of compute".replace("%", " %")
+    name = holder.label if holder else ""
+    title = f"{cut.profile}: {share}; held by {name or 'another person'}"
+    return Piece(cut.cells, cut.profile, name, holder.vm.id if holder else "", title)
+
+
+def _open(host: HostOut, gpu: GpuOut) -> bool:
+    return host.state == HostState.ready and not host.draining and gpu.state == "ready"
+
+
+def _logins(session: Session, actor: Actor) -> dict[str, str]:
+    mine = session.exec(select(VMMember).where(VMMember.user_id == actor.id)).all()
+    return {member.vm_id: member.login for member in mine}
+
+
+def _seconds(session: Session, rows: Sequence[VM]) -> dict[str, dict[str, float]]:
+    # what was before a step back (a reboot, a reset, a new place) is no part of the way that is drawn
+    steps = select(Event.vm_id, Event.was, Event.state, Event.seconds).where(
+        col(Event.vm_id).in_([row.id for row in rows]), Event.kind == "state"
+    )
+    return _walk(session.exec(steps.order_by(col(Event.id))).all())
+
+
+def _walk(steps: Iterable[tuple[str | None, str | None, str | None, float | None]]) -> dict[str, dict[str, float]]:
+    took: dict[str, dict[str, float]] = defaultdict(dict)
+    for vm_id, was, state, seconds in steps:
+        way = took[vm_id or ""]
+        if was in PHASES and was != "running" and seconds is not None:
+            way[was] = seconds
+        if state in PHASES:
+            for later in PHASES[PHASES.index(state) :]:
+                way.pop(later, None)
+    return took

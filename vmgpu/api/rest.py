@@ -1,0 +1,42 @@
+"""The JSON face: /api/v1 and the addresses that monitors ask."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from sqlmodel import text
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from vmgpu.api.deps import Db
+from vmgpu.errors import Unavailable
+from vmgpu.migrations import HEAD
+
+router = APIRouter()
+
+
+@router.get("/healthz", tags=["monitoring"])
+async def healthz() -> dict[str, str]:
+    """Answer at once: this process serves."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz", tags=["monitoring"])
+def readyz(request: Request, db: Db) -> Response:
+    """Whether work gets done: the database answers, its schema is ours, and the worker of this process is at work."""
+    faults = []
+    try:
+        with db.read() as session:
+            version = session.connection().execute(text("SELECT version_num FROM alembic_version")).scalar()
+        if version != HEAD:
+            faults.append(f"the schema is {version}, this program needs {HEAD}")
+    except Unavailable as bad:
+        faults.append(bad.message)
+    alive = request.app.state.alive
+    if alive is not None and not alive():
+        faults.append("the worker is not at work")
+    return JSONResponse({"status": "not ready" if faults else "ready", "faults": faults}, 503 if faults else 200)
+
+
+@router.get("/metrics", tags=["monitoring"], response_class=PlainTextResponse)
+def metrics(request: Request) -> Response:
+    """Figures for Prometheus."""
+    return Response(request.app.state.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -66,8 +66,10 @@ class _Rows(Collector):
             waiting = session.exec(
                 select(func.count()).select_from(VM).where(VM.state == VMState.pending, VM.wanted == Wanted.running)
             ).one()
-        of_vms: dict[VMState, int] = {state: 0 for state in VMState if state is not VMState.gone} | dict(vms)
-        of_hosts: dict[HostState, int] = dict.fromkeys(HostState, 0) | dict(hosts)
+        of_vms: dict[VMState, int] = {state: 0 for state in VMState if state is not VMState.gone}
+        of_vms.update({VMState(state): n for state, n in vms})
+        of_hosts: dict[HostState, int] = dict.fromkeys(HostState, 0)
+        of_hosts.update({HostState(state): n for state, n in hosts})
         cards = [((model, GpuState(state).value, str(emulated).lower()), n) for model, state, emulated, n in gpus]
         pieces = [((model, profile), n) for model, profile, n in slices]
         yield _gauge("vmgpu_vms", "VMs", ["state"], [((state.value,), n) for state, n in of_vms.items()])

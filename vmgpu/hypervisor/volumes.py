@@ -189,7 +189,11 @@ class Pool:
     # helpers
 
     def _find(self, name: str) -> Any | None:
-        return maybe(self._pool.storageVolLookupByName, name)
+        volume = maybe(self._pool.storageVolLookupByName, name)
+        if volume is not None and maybe(volume.info) is None:  # its file was removed behind libvirt's back
+            maybe(volume.delete, 0)
+            return None
+        return volume
 
     def _drop(self, name: str) -> None:
         volume = self._find(name)

@@ -45,8 +45,6 @@ class Database:
                 yield session
             except OperationalError as bad:
                 raise _away(bad) from bad
-            finally:
-                session.rollback()
 
     @contextmanager
     def write(self) -> Iterator[Session]:

@@ -52,19 +52,15 @@ def fleet(session: Session) -> placement.Fleet:
     )
 
 
-def wish(vm: VM) -> placement.Wish:
-    """What a waiting VM needs, as the planner is told."""
-    return placement.Wish(
-        vm_id=vm.id,
-        order=(0, 0.0, f"{vm.ticket:015d}"),
-        vcpus=vm.vcpus,
-        memory_mib=vm.memory_mib,
-        disk_gib=vm.disk_gib,
-        gpu=gpu_wish(vm.profile, vm.fgpu),
-        disk_on=vm.host_id if vm.has_disk else None,
-        not_hosts=frozenset(vm.excluded) if not vm.has_disk else frozenset(),
-        not_gpus=frozenset(vm.excluded),
-    )
+def wishes(session: Session, vms: Iterable[VM]) -> list[placement.Wish]:
+    """What these waiting VMs need, as the planner is told.
+
+    Simulated images run on simulated hosts only; real ones go there only where there is no real host at all.
+    """
+    simulated = {image.id for image in session.exec(select(Image)).all() if image.labels.get("simulated")}
+    played = {host.id for host in session.exec(select(Host)).all() if host.simulated}
+    real = {host.id for host in session.exec(select(Host)).all() if not host.simulated}
+    return [_wish(vm, real if vm.image_id in simulated else played if real else set()) for vm in vms]
 
 
 def gpu_wish(profile: str | None, fgpu: str | None) -> placement.GpuWish | None:
@@ -178,6 +174,20 @@ def _host(host: Host, vms: list[VM], whole: set[str]) -> placement.HostState:
         known=host.state is HostState.ready,
         closed=_closed(host),
         version=host.version,
+    )
+
+
+def _wish(vm: VM, wrong_hosts: set[str]) -> placement.Wish:
+    return placement.Wish(
+        vm_id=vm.id,
+        order=(0, 0.0, f"{vm.ticket:015d}"),
+        vcpus=vm.vcpus,
+        memory_mib=vm.memory_mib,
+        disk_gib=vm.disk_gib,
+        gpu=gpu_wish(vm.profile, vm.fgpu),
+        disk_on=vm.host_id if vm.has_disk else None,
+        not_hosts=frozenset({*vm.excluded, *wrong_hosts}) if not vm.has_disk else frozenset(),
+        not_gpus=frozenset(vm.excluded),
     )
 
 

@@ -6,15 +6,16 @@ catches nothing and logs nothing: the worker applies the outcome, and only if no
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from vmgpu import guest, render
 from vmgpu.errors import Reason, ReasonCode, reason
-from vmgpu.hypervisor import Carver, Hypervisor, Pci, Power, Progress, Seed, VMSpec
+from vmgpu.hypervisor import Carver, Emulated, Hypervisor, Pci, Power, Progress, Seed, Simulated, VMSpec
 from vmgpu.hypervisor.carvers.passthrough import window_mib
 from vmgpu.models import OnStop, VMState, Wanted
 from vmgpu.settings import Settings
@@ -81,10 +82,11 @@ class World(Protocol):
     our_login: str
     our_key: str
     our_public_key: str
-    boot_id: str
 
     @property
     def host(self) -> Hypervisor: ...
+    @property
+    def boot_id(self) -> str: ...
     def carver(self, mode: str) -> Carver: ...
     def store_path(self, image_id: str) -> Path: ...
     def progress(self, code: ReasonCode) -> Progress: ...
@@ -170,7 +172,7 @@ def boot(vm: VMView, world: World) -> Outcome:
     if world.host.look(vm.id).power is Power.absent:
         return Hop(S.lost, {"wanted": Wanted.stopped}, reason(ReasonCode.domain_gone, vm=vm.title))
     world.host.ensure_running(vm.id)
-    address = world.host.wait_address(vm.id, vm.mac, vm.network, seconds=15)
+    address = _wait_address(vm, world, seconds=15)
     if address:
         return Hop(S.checking, {"address": address, "host_boot_id": world.boot_id})
     if off := _found_off(vm, world):
@@ -181,26 +183,28 @@ def boot(vm: VMView, world: World) -> Outcome:
     return Nap(0.5, reason(ReasonCode.waiting_address))
 
 
-@step(S.checking, within=300)
+@step(S.checking, within=400)
 def check(vm: VMView, world: World) -> Outcome:
     """See SSH with the pinned key, cloud-init done and the card there; what is not yet there is waited for."""
     if vm.simulated:
-        ready, card = world.host.guest_checked(vm.id, vm.devices)
-        done = guest.Checked(card=card, cloud_init="done", warnings=()) if ready else None
+        ready, card = cast(Simulated, world.host).guest_checked(vm.id, vm.devices)
+        if ready:
+            return _proved(world, guest.Checked(card=card, cloud_init=guest.CloudInit.done))
+        waiting = verdict = reason(ReasonCode.waiting_ssh, address=vm.address)
     else:
         # the agent and sshd come up together: waiting for it costs an emulated guest nothing, a refused connection does
         world.host.wait_guest(vm.id, 45 if vm.image.has_init else 0)
-        done = _look_inside(vm, world)
-    if done:
-        ran = {"card": done.card, "warnings": list(done.warnings), "ever_ran": True, "tries": 0, "ran_at": world.now}
-        return Hop(S.running, ran)
+        try:
+            return _proved(world, _look_inside(vm, world))
+        except guest.NotYet as not_yet:
+            waiting, verdict = not_yet.reason, not_yet.verdict
     if off := _found_off(vm, world):
         return off
     if world.now - vm.state_since > world.settings.guest_timeout:
-        seconds = round(world.settings.guest_timeout.total_seconds())
-        why = reason(ReasonCode.ssh_no_answer, address=vm.address, seconds=seconds, detail="no login", vm=vm.title)
-        return Fail(why)
-    return Nap(1 if vm.simulated else 3, reason(ReasonCode.waiting_ssh, address=vm.address))
+        if guest.says_no_seed(world.host.console(vm.id)):
+            verdict = reason(ReasonCode.seed_not_found)
+        return Fail(reason(verdict.code, **verdict.args, vm=vm.title))
+    return Nap(0.5 if vm.simulated else 2, waiting)
 
 
 @step(S.running, within=60)
@@ -360,6 +364,16 @@ def _power_down(vm: VMView, world: World) -> Nap | None:
     return Nap(2, reason(ReasonCode.shutting_down))
 
 
+def _wait_address(vm: VMView, world: World, *, seconds: float) -> str | None:
+    """The guest's address as soon as the host knows it; asking the host costs the guest nothing."""
+    until = time.monotonic() + seconds
+    while True:
+        address = world.host.address(vm.id, vm.mac, vm.network)
+        if address or time.monotonic() >= until:
+            return address
+        time.sleep(0.25)
+
+
 def _found_off(vm: VMView, world: World) -> Outcome | None:
     """The outcome when a domain that should be starting is not running; None when it runs."""
     seen = world.host.look(vm.id)
@@ -382,7 +396,12 @@ def _give_back(vm: VMView, world: World) -> None:
         world.carver(cut.gpu.mode).release(cut)
 
 
-def _look_inside(vm: VMView, world: World) -> guest.Checked | None:
+def _proved(world: World, done: guest.Checked) -> Hop:
+    ran = {"card": str(done.card), "warnings": list(done.warnings), "ever_ran": True, "tries": 0, "ran_at": world.now}
+    return Hop(S.running, ran)
+
+
+def _look_inside(vm: VMView, world: World) -> guest.Checked:
     door = guest.Door(
         address=vm.address or "",
         port=22,
@@ -391,20 +410,22 @@ def _look_inside(vm: VMView, world: World) -> guest.Checked | None:
         host_key=vm.host_key,
         dial=world.host.dial,
     )
-    try:
-        if not vm.image.has_init:
-            return guest.Checked(card="none", cloud_init="none", warnings=()) if guest.host_key_matches(door) else None
-        return guest.check(door, _card_want(vm), timeout=240)
-    except guest.NotYet:
-        return None
+    if vm.image.has_init:
+        return guest.check(door, _card_want(vm))
+    if guest.host_key_matches(door):
+        return guest.Checked(card=guest.Card.none, cloud_init=guest.CloudInit.done)
+    # a lease may still name the machine that had this address before
+    wrong = reason(ReasonCode.ssh_wrong_host_key, address=vm.address)
+    raise guest.NotYet(reason(ReasonCode.waiting_ssh, address=vm.address), wrong)
 
 
 def _card_want(vm: VMView) -> guest.CardWant | None:
-    if not vm.slices or not vm.card:
+    if not vm.gpu or not vm.devices:
         return None
-    return guest.CardWant.of(
-        vm.devices, pci_ids=vm.card.pci_ids, bars_mib=vm.card.bars_mib, memory_mib=vm.slices[0].memory_mib, cuda=vm.cuda
-    )
+    first = vm.devices[0]
+    if isinstance(first, Emulated):
+        return guest.EmulatedCard(first.video_mib, first.label)
+    return guest.PciCard(vm.gpu.pci_ids, vm.gpu.bars_mib, vm.gpu.memory_mib, vm.cuda)
 
 
 def _spec(vm: VMView, world: World) -> VMSpec:
@@ -423,7 +444,7 @@ def _spec(vm: VMView, world: World) -> VMSpec:
         accel=vm.accel,
         devices=vm.devices,
         numa_node=vm.numa_node,
-        window_mib=window_mib(vm.card.bars_mib) if vm.card and any(isinstance(d, Pci) for d in vm.devices) else 0,
+        window_mib=window_mib(vm.gpu.bars_mib) if vm.gpu and any(isinstance(d, Pci) for d in vm.devices) else 0,
         seed=Seed(
             render.seed(
                 instance_id=f"{vm.id}-{vm.build}",

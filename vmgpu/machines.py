@@ -77,10 +77,11 @@ class ImageNews:
     because: Reason | None = None
 
 
-def clean(view: ImageView) -> ImageNews:
+def clean(view: ImageView, *, simulated: bool) -> ImageNews:
     """Remove from a captured copy all that belongs to one machine or one person's access; then it is ready."""
     try:
-        generalise(view.path, accel=view.accel, users=view.logins)
+        if not simulated:
+            generalise(view.path, accel=view.accel, users=view.logins)
     except VmgpuError as bad:
         view.path.unlink(missing_ok=True)
         return ImageNews(ImageState.failed, because=reason(ReasonCode.capture_failed, detail=bad.message))

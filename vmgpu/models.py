@@ -215,7 +215,9 @@ class Image(Claimed, table=True):
 
     @property
     def volume(self) -> str:
-        """The file's name in the store and in every pool."""
+        """The file's name in the store and in every pool; simulated hosts have `base` from the start."""
+        if self.labels.get("simulated") and self.source_vm is None:
+            return "base.qcow2"
         return f"image-{self.id}.{self.format}"
 
 
@@ -355,6 +357,7 @@ class VM(Claimed, table=True):
     card: str | None = None
     warnings: list[str] = _json(list)
     warned: list[str] = _json(list)
+    console_asked: datetime | None = _time(None)
     host_key: str = Field(default="", sa_type=Text)
     host_key_private: str = Field(default="", sa_type=Text)
     created_at: datetime = _made()

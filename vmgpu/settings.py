@@ -51,7 +51,7 @@ class Settings(BaseSettings):
     shutdown_timeout: Duration = timedelta(seconds=90)
     host_call_timeout: Duration = timedelta(seconds=60)
     sync_every: Duration = timedelta(seconds=30)
-    workers: int = 16
+    workers: int = 64
     log: str = "json"
     crash_at: str = ""
 

@@ -81,6 +81,7 @@ class VMView:
     restarts: int
     capture_as: str | None
     wakes: int
+    console_asked: datetime | None
     host_id: str | None
     host_name: str
     host_boot_id: str
@@ -95,7 +96,7 @@ class VMView:
     copy_percent: int
     copy_reason: Mapping[str, Any] | None
     slices: tuple[SliceRef, ...]
-    card: CardView | None
+    gpu: CardView | None
     devices: tuple[HostDevice, ...]
     numa_node: int | None
     logins: tuple[Login, ...]
@@ -146,7 +147,7 @@ def view(session: Session, vm: VM, *, installation: str) -> VMView:
         copy_percent=copy.percent if copy else 0,
         copy_reason=copy.reason if copy else None,
         slices=tuple(slice_ref(piece, gpu) for piece, gpu in cut),
-        card=_card(cut[0][1]) if cut else None,
+        gpu=_card(cut[0][1]) if cut else None,
         numa_node=cut[0][1].facts.get("numa_node") if cut and not cut[0][1].emulated else None,
         logins=_logins(session, vm.id),
     )

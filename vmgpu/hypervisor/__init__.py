@@ -6,7 +6,7 @@ Errors of all calls: HostUnreachable (nothing is known, ask again later), HostRe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -150,7 +150,7 @@ class Power(StrEnum):
 
 @dataclass(frozen=True)
 class DomainSeen:
-    """A domain found on a host. `why`: libvirt's reason for being off; `installation`: whose it is, None if nobody's."""
+    """A domain found on a host. `why`: libvirt's reason for being off; `installation`: whose it is (None: nobody's)."""
 
     id: str
     name: str
@@ -288,8 +288,21 @@ class Hypervisor(Protocol):
     def dial(self, address: str, port: int) -> object | None:
         """A socket to a guest that only this host reaches; None where this machine reaches it directly."""
 
+    def carver(self, mode: str) -> Carver:
+        """The carver of this mode on this host."""
+
+    def withdraw(self) -> None:
+        """Leave the host: remove our network and pool where nothing of anybody is left in them."""
+
     def close(self) -> None:
         """Let go of the connection."""
+
+
+class Simulated(Hypervisor, Protocol):
+    """A host that is played: nobody can log in to its guests, so it says itself what a login would have shown."""
+
+    def guest_checked(self, vm_id: str, devices: Sequence[HostDevice]) -> tuple[bool, str]:
+        """Whether the guest is up, and what was seen of its card."""
 
 
 class Carver(Protocol):

@@ -143,9 +143,8 @@ def hosts(session: Session, rows: Sequence[Host]) -> list[HostOut]:
 
 def flavors(session: Session, rows: Sequence[Flavor]) -> list[FlavorOut]:
     """These flavors, each with what its wish becomes on the cards there are."""
-    models = sorted(
-        {(gpu.model, gpu.mode) for gpu in session.exec(select(Gpu).where(col(Gpu.mode).is_not(None))).all()}
-    )  # type: ignore[type-var]
+    cards = session.exec(select(Gpu).where(col(Gpu.mode).is_not(None))).all()
+    kinds = sorted({(gpu.model, str(gpu.mode)) for gpu in cards})
     units = {unit.model: Fraction(unit.share) for unit in session.exec(select(GpuUnit)).all()}
     answer = []
     for row in rows:

@@ -258,7 +258,8 @@ def _refuse_taken(session: Session, owner: User, names: list[str]) -> None:
 
 
 def _refuse_impossible(session: Session, vm: VM) -> None:
-    never = placement.never(ledger.wish(vm), ledger.fleet(session))
+    (wish,) = ledger.wishes(session, [vm])
+    never = placement.never(wish, ledger.fleet(session))
     if never:
         raise Impossible(never.sentence(), hint=never.cure(), where="flavor")
 

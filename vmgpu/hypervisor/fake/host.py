@@ -23,16 +23,16 @@ from vmgpu.hypervisor import (
     Progress,
     VMSpec,
 )
+from vmgpu.hypervisor.fake import rows
 from vmgpu.hypervisor.fake.carver import FakeCarver
 from vmgpu.hypervisor.fake.facts import host_facts
 from vmgpu.hypervisor.fake.line import Line
-from vmgpu.hypervisor.fake.moods import Mood, Temper
-from vmgpu.hypervisor.fake.shape import BASE_VOLUME, FakeShape, parse
-from vmgpu.hypervisor.fake.state import count, end, first_time, forget, lease, open_state, say, touch
+from vmgpu.hypervisor.fake.moods import Mood
+from vmgpu.hypervisor.fake.shape import FakeShape, parse
+from vmgpu.hypervisor.fake.state import count, end, first_time, forget, lease, open_state, touch
 
 DISK_HEADER = "vmgpu simulated disk\n"  # the first line of every file that stands for a disk of a simulated host
 _PERCENTS = (0, 25, 50, 75)
-_MISFORTUNES = {Mood.crashing: "crashed", Mood.restless: "shutdown", Mood.amnesic: "undefined"}
 
 
 def open_fake(ref: HostRef, *, on_change: Callable[[str], None]) -> FakeHost:
@@ -74,6 +74,13 @@ class FakeHost(Hypervisor):
     def dial(self, address: str, port: int) -> object | None:
         return None
 
+    def withdraw(self) -> None:
+        """Leave: the images go where no domain, disk or cut is left; the file stays, as the machine does."""
+        with self._line.changing("withdraw") as db:
+            tables = ("domains", "disks", "cuts")
+            if not any(db.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone() for table in tables):  # noqa: S608
+                db.execute("DELETE FROM images")
+
     def close(self) -> None:
         self._line.close()
 
@@ -81,7 +88,7 @@ class FakeHost(Hypervisor):
 
     def has_image(self, image: ImageRef) -> bool:
         with self._line.reading() as db:
-            return _image_percent(db, image.volume) == 100
+            return rows.image_percent(db, image.volume) == 100
 
     def ensure_image(self, image: ImageRef, source: Path, *, progress: Progress) -> None:
         if self.has_image(image):
@@ -111,9 +118,9 @@ class FakeHost(Hypervisor):
 
     def ensure_disk(self, spec: VMSpec) -> None:
         with self._line.changing("ensure_disk", spec.id) as db:
-            if _has(db, "disks", spec.id):
+            if rows.has(db, "disks", spec.id):
                 return
-            if _image_percent(db, spec.image.volume) != 100:
+            if rows.image_percent(db, spec.image.volume) != 100:
                 raise HostRefused(f"simulated: there is no volume {spec.image.volume}")
             found = db.execute("SELECT content FROM images WHERE volume = ?", (spec.image.volume,)).fetchone()
             disk = (spec.id, spec.image.volume, spec.disk_gib, found["content"] if found else "")
@@ -128,7 +135,7 @@ class FakeHost(Hypervisor):
 
     def has_disk(self, vm_id: str) -> bool:
         with self._line.reading() as db:
-            return _has(db, "disks", vm_id)
+            return rows.has(db, "disks", vm_id)
 
     def copy_flat(self, vm_id: str, target: Path, *, progress: Progress) -> None:
         """Write a small text file, marked as a simulated disk, that `ensure_image` takes back in."""
@@ -192,16 +199,16 @@ class FakeHost(Hypervisor):
             if found is None:
                 raise HostRefused(f"simulated: no domain with UUID {vm_id}")
             self._must_be_able_to_start(db, found)
-            _start(db, found, mood)
+            rows.start(db, found, mood)
 
     def look(self, vm_id: str) -> DomainSeen:
         with self._line.reading() as db:
-            row = _domain(db, vm_id)
-        return _seen(row) if row else DomainSeen(vm_id, "", Power.absent)
+            row = rows.domain(db, vm_id)
+        return rows.seen(row) if row else DomainSeen(vm_id, "", Power.absent)
 
     def domains(self) -> tuple[DomainSeen, ...]:
         with self._line.reading() as db:
-            return tuple(_seen(row) for row in db.execute("SELECT * FROM domains ORDER BY id"))
+            return tuple(rows.seen(row) for row in db.execute("SELECT * FROM domains ORDER BY id"))
 
     def shutdown(self, vm_id: str) -> None:
         with self._line.changing("shutdown", vm_id) as db:
@@ -240,21 +247,21 @@ class FakeHost(Hypervisor):
                 count(db, "undefined", vm_id)
             if db.execute("DELETE FROM disks WHERE vm_id = ?", (vm_id,)).rowcount:
                 count(db, "disk_dropped", vm_id)
-            for table in ("nvram", "seeds", "consoles", "leases"):
+            for table in ("seeds", "consoles", "leases"):
                 db.execute(f"DELETE FROM {table} WHERE vm_id = ?", (vm_id,))  # noqa: S608 - the names are ours
 
     def leftovers(self, vm_id: str) -> tuple[str, ...]:
         with self._line.reading() as db:
             kept = {"nvram": "nvram", "disk": "disks", "seed": "seeds", "console": "consoles"}
-            found = [name for name, table in kept.items() if _has(db, table, vm_id)]
-            return (*(["domain"] if _domain(db, vm_id) else []), *found)
+            found = [name for name, table in kept.items() if rows.has(db, table, vm_id)]
+            return (*(["domain"] if rows.domain(db, vm_id) else []), *found)
 
     # guests
 
     def address(self, vm_id: str, mac: str, network: NetworkRef) -> str | None:
         with self._line.reading() as db:
-            row = _domain(db, vm_id)
-            if row is None or row["mac"] != mac or not _is_up(row):
+            row = rows.domain(db, vm_id)
+            if row is None or row["mac"] != mac or not rows.is_up(row):
                 return None
             return str(db.execute("SELECT address FROM leases WHERE mac = ?", (mac,)).fetchone()[0])
 
@@ -263,15 +270,15 @@ class FakeHost(Hypervisor):
         deadline = time.time() + seconds
         while True:
             with self._line.reading() as db:
-                row = _domain(db, vm_id)
-            if row is not None and _is_up(row):
+                row = rows.domain(db, vm_id)
+            if row is not None and rows.is_up(row):
                 return True
             left = deadline - time.time()
             if left <= 0 or row is None or row["power"] != Power.running:
                 return False
             self._line.wait(left if row["up_at"] is None else min(left, row["up_at"] - time.time()))
 
-    def wait_address(self, vm_id: str, mac: str, network: NetworkRef, seconds: float) -> str | None:
+    def wait_address(self, vm_id: str, mac: str, network: NetworkRef, *, seconds: float) -> str | None:
         """The guest's address as soon as it has one, at most so long."""
         return self.address(vm_id, mac, network) if self.wait_guest(vm_id, seconds) else None
 
@@ -282,8 +289,8 @@ class FakeHost(Hypervisor):
         """
         mood = self._line.greet()
         with self._line.reading() as db:
-            row = _domain(db, vm_id)
-        if row is None or not _is_up(row):
+            row = rows.domain(db, vm_id)
+        if row is None or not rows.is_up(row):
             return False, "none"
         if not devices:
             return True, "none"
@@ -296,15 +303,15 @@ class FakeHost(Hypervisor):
     def console(self, vm_id: str, limit: int = 256 * 1024) -> bytes:
         with self._line.reading() as db:
             row = db.execute("SELECT text FROM consoles WHERE vm_id = ?", (vm_id,)).fetchone()
-            domain = _domain(db, vm_id)
+            domain = rows.domain(db, vm_id)
         text = row["text"] if row else ""
-        if domain is not None and _is_up(domain):
+        if domain is not None and rows.is_up(domain):
             text += f"[simulated] {domain['name']} is up\n{domain['name']} login: "
         return text.encode()[-limit:] if limit > 0 else b""
 
     def _ours(self, db: sqlite3.Connection, vm_id: str) -> sqlite3.Row | None:
         """The domain, if there is one; one of another installation may only be looked at."""
-        row = _domain(db, vm_id)
+        row = rows.domain(db, vm_id)
         if row is not None and row["installation"] != self.ref.installation:
             count(db, "foreign_touched", vm_id)
             raise HostRefused(f"simulated: domain {row['name']!r} belongs to {row['installation'] or 'somebody else'}")
@@ -316,12 +323,12 @@ class FakeHost(Hypervisor):
             raise HostRefused(f"simulated: domain {row['name']!r} is running: {else_what}")
 
     def _must_be_able_to_start(self, db: sqlite3.Connection, domain: sqlite3.Row) -> None:
-        if not _has(db, "disks", domain["id"]):
+        if not rows.has(db, "disks", domain["id"]):
             raise HostRefused(
                 f"simulated: the disk of {domain['name']!r} is not there",
                 reason=reason(ReasonCode.disk_gone, host=self.ref.name),
             )
-        if not _has(db, "seeds", domain["id"]):
+        if not rows.has(db, "seeds", domain["id"]):
             raise HostRefused(f"simulated: the seed of {domain['name']!r} is not there")
         held: Counter[str] = Counter()
         for row in db.execute("SELECT devices FROM cuts WHERE vm_id = ?", (domain["id"],)):
@@ -333,47 +340,3 @@ class FakeHost(Hypervisor):
         if used + domain["memory_mib"] > self.shape.memory_mib:
             count(db, "memory_overrun", domain["id"])
             raise HostRefused("simulated: cannot set up guest memory: Cannot allocate memory")
-
-
-def _start(db: sqlite3.Connection, domain: sqlite3.Row, mood: Temper) -> None:
-    started = time.time()
-    up: float | None = None if mood.mood is Mood.mute else started + mood.boot
-    later = (up or started) + mood.after
-    misfortune = _MISFORTUNES.get(mood.mood)
-    struck = misfortune is not None and first_time(db, misfortune, domain["id"])
-    db.execute(
-        """UPDATE domains SET power = 'running', why = '', started_at = ?, up_at = ?, ends_at = ?, ends_as = ?
-           WHERE id = ?""",
-        (started, up, later if struck else None, misfortune if struck else None, domain["id"]),
-    )
-    if mood.mood is Mood.rebooting and first_time(db, "reboot"):
-        db.execute("UPDATE host SET reboot_at = ?", (later,))
-    db.execute("INSERT INTO nvram VALUES (?) ON CONFLICT DO NOTHING", (domain["id"],))
-    db.execute("INSERT INTO consoles VALUES (?, '') ON CONFLICT DO NOTHING", (domain["id"],))
-    say(db, domain["id"], f"[simulated] {domain['name']} starts, build {domain['build']}\n")
-    count(db, "started", domain["id"])
-    touch(db, domain["id"])
-
-
-def _domain(db: sqlite3.Connection, vm_id: str) -> sqlite3.Row | None:
-    row: sqlite3.Row | None = db.execute("SELECT * FROM domains WHERE id = ?", (vm_id,)).fetchone()
-    return row
-
-
-def _seen(row: sqlite3.Row) -> DomainSeen:
-    return DomainSeen(row["id"], row["name"], Power(row["power"]), row["why"], row["installation"], row["build"])
-
-
-def _is_up(row: sqlite3.Row) -> bool:
-    return row["power"] == Power.running and row["up_at"] is not None and row["up_at"] <= time.time()
-
-
-def _has(db: sqlite3.Connection, table: str, vm_id: str) -> bool:
-    return db.execute(f"SELECT 1 FROM {table} WHERE vm_id = ?", (vm_id,)).fetchone() is not None  # noqa: S608
-
-
-def _image_percent(db: sqlite3.Connection, volume: str) -> int:
-    if volume == BASE_VOLUME:
-        return 100
-    row = db.execute("SELECT percent FROM images WHERE volume = ?", (volume,)).fetchone()
-    return int(row["percent"]) if row else 0

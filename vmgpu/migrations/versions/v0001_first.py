@@ -310,6 +310,7 @@ def upgrade() -> None:
         sa.Column("card", sa.String(), nullable=True),
         sa.Column("warnings", sa.JSON(), nullable=False),
         sa.Column("warned", sa.JSON(), nullable=False),
+        sa.Column("console_asked", sa.DateTime(timezone=True), nullable=True),
         sa.Column("host_key", sa.Text(), nullable=False),
         sa.Column("host_key_private", sa.Text(), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),

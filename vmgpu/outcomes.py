@@ -1,0 +1,290 @@
+"""How outcomes reach the rows: each in one short write, only where the claim is still ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlmodel import Session, col, delete, select
+from sqlmodel.sql.expression import SelectOfScalar
+
+from vmgpu import ledger, placement
+from vmgpu.db import Row, wake
+from vmgpu.errors import Reason, ReasonCode, reason
+from vmgpu.hypervisor import GpuFacts, HostFacts
+from vmgpu.lifecycle import ALWAYS, MOVES, Fail, Hop, LeaseNews, Nap, Outcome, next_moment
+from vmgpu.machines import HostNews, ImageNews, facts_as, gone_by_hand, orphans
+from vmgpu.models import (
+    VM,
+    Console,
+    CopyState,
+    Event,
+    Gpu,
+    GpuState,
+    Host,
+    HostState,
+    Image,
+    ImageCopy,
+    ImageState,
+    Slice,
+    VMMember,
+    VMState,
+    Wanted,
+    now,
+)
+from vmgpu.views import VMView
+
+_WISHES = ("wanted",)  # columns that people write too: theirs stands if it came while the step was at work
+
+
+class TakenOver(Exception):
+    """The claim is no longer ours: throw the result away."""
+
+
+def held(session: Session, kind: type[Row], row_id: str, token: str) -> Row:
+    """The row, locked, if this claim still holds it. Raises TakenOver."""
+    row = session.get(kind, row_id, with_for_update=True)
+    if row is None or row.claim_token != token:
+        raise TakenOver
+    return row
+
+
+def let_go(row: Any, due_at: datetime | None) -> None:
+    """End the claim and say when the row is next due."""
+    row.claim_token, row.claim_until, row.due_at = None, None, due_at
+
+
+def apply_lease(session: Session, vm: VM, news: LeaseNews) -> None:
+    """Write what the lease asked for, and tell it."""
+    for name, value in news.changes.items():
+        setattr(vm, name, value)
+    session.add(Event(vm_id=vm.id, kind=news.kind, state=vm.state, reason=news.because.as_dict()))
+
+
+def apply_vm(session: Session, vm: VM, view: VMView, outcome: Outcome) -> bool:
+    """Write a step's outcome. True: the VM moved on, and its next step may follow at once under the same claim."""
+    match outcome:
+        case Nap():
+            _change(vm, view, outcome.changes)
+            if outcome.slices_back:
+                _slices_back(session, vm)
+            vm.reason = outcome.because.as_dict() if outcome.because else _kept_reason(vm)
+            due = now() + timedelta(seconds=outcome.seconds) if outcome.seconds is not None else None
+            moment = next_moment(view)
+            vm.step_since = None
+            let_go(vm, min((m for m in (due, moment) if m), default=None))
+            if vm.wakes != view.wakes:
+                vm.due_at = now()
+            return False
+        case Fail() if vm.state is VMState.capturing:
+            _capture_failed(session, vm, outcome.because)
+            back = VMState.booting if vm.wanted is Wanted.running else VMState.stopped
+            _move(session, vm, back, outcome.because)
+            return True
+        case Fail():
+            _fail(session, vm, outcome)
+            return True
+        case Hop():
+            if outcome.state not in MOVES[vm.state] and outcome.state not in ALWAYS:
+                raise AssertionError(f"{vm.state} does not move to {outcome.state}")
+            _change(vm, view, outcome.changes)
+            if outcome.slices_back:
+                _slices_back(session, vm)
+            if vm.state is VMState.capturing and outcome.state is VMState.releasing:
+                _capture_failed(session, vm, reason(ReasonCode.capture_failed, detail="the VM was released"))
+            elif vm.state is VMState.capturing:
+                _captured(session, vm)
+            elif outcome.state is VMState.releasing and vm.capture_as:
+                _capture_failed(session, vm, reason(ReasonCode.capture_failed, detail="the VM was released"))
+            _move(session, vm, outcome.state, outcome.because)
+            if vm.state is VMState.gone:
+                let_go(vm, None)
+            return vm.state not in (VMState.gone, VMState.pending) or vm.wanted is not Wanted.running
+
+
+def keep_console(session: Session, vm_id: str, text: bytes) -> None:
+    """Keep the end of a VM's console, over an earlier one."""
+    session.merge(Console(vm_id=vm_id, text=text, at=now()))
+
+
+def apply_host(session: Session, host: Host, news: HostNews, installation: str, sync_every: timedelta) -> None:
+    """Write what a visit brought: the host answers; its survey; the VMs that are not as their rows say."""
+    rebooted = bool(host.boot_id) and news.boot_id != host.boot_id
+    was_away = host.state is HostState.unreachable
+    if news.facts:
+        _surveyed(session, host, news.facts)
+    if was_away or host.state is HostState.new or rebooted:
+        kind = "host_back" if was_away else "host_rebooted" if rebooted else "host_ready"
+        session.add(Event(host_id=host.id, kind=kind))
+    host.state, host.reason, host.unreachable_since, host.boot_id = HostState.ready, None, None, news.boot_id
+    rows = session.exec(select(VM).where(VM.host_id == host.id, VM.state != VMState.gone)).all()
+    known = {vm.id for vm in session.exec(select(VM).where(VM.state != VMState.gone)).all()}
+    host.orphans = orphans(news.domains, installation, known)
+    running = {vm.id for vm in rows if vm.state is VMState.running}
+    off = {vm.id for vm in rows if vm.state is VMState.stopped}
+    odd = {vm.id for vm in rows} if rebooted or was_away else gone_by_hand(running, off, news.domains)
+    session.flush()
+    if odd:
+        wake(session, VM, col(VM.id).in_(odd))
+    let_go(host, now() + sync_every)
+
+
+def host_away(session: Session, host: Host, because: Reason, *, again: timedelta) -> None:
+    """Write that a host does not answer; its VMs keep state and slices. A host never surveyed stays new."""
+    if host.state is HostState.ready:
+        session.add(Event(host_id=host.id, kind="host_unreachable", reason=because.as_dict()))
+        host.state, host.unreachable_since = HostState.unreachable, now()
+        host.version += 1
+    host.reason = because.as_dict()
+    let_go(host, now() + again)
+
+
+def forget_host(session: Session, host: Host) -> None:
+    """Remove a host's rows; VMs that are gone keep their history without it."""
+    for vm in session.exec(select(VM).where(VM.host_id == host.id)).all():
+        vm.host_id = None
+    session.flush()
+    session.execute(delete(ImageCopy).where(col(ImageCopy.host_id) == host.id))
+    session.execute(delete(Gpu).where(col(Gpu.host_id) == host.id))
+    session.delete(host)
+
+
+def apply_copy(session: Session, copy: ImageCopy, *, failed: Reason | None) -> None:
+    """Write that an image lies on a host, or why not; the VMs that wait for it go on."""
+    copy.state = CopyState.failed if failed else CopyState.ready
+    copy.percent, copy.reason = (copy.percent, failed.as_dict()) if failed else (100, None)
+    let_go(copy, None)
+    session.flush()
+    waiting = (col(VM.image_id) == copy.image_id, col(VM.host_id) == copy.host_id, col(VM.state) == VMState.building)
+    wake(session, VM, *waiting)
+
+
+def apply_image(session: Session, image: Image, news: ImageNews) -> None:
+    """Write what became of an image."""
+    for name, value in news.changes.items():
+        setattr(image, name, value)
+    image.state = news.state
+    image.reason = news.because.as_dict() if news.because else None
+    session.add(Event(image_id=image.id, kind=f"image_{news.state}", reason=image.reason))
+    let_go(image, None)
+
+
+def copies_of(image_id: str) -> SelectOfScalar[ImageCopy]:
+    """The copies of an image on hosts."""
+    return select(ImageCopy).where(ImageCopy.image_id == image_id)
+
+
+def forget_image(session: Session, image: Image) -> None:
+    """Remove an image's rows, and with it the rows of its VMs that are gone; their events stay."""
+    session.execute(delete(ImageCopy).where(col(ImageCopy.image_id) == image.id))
+    for vm in session.exec(select(VM).where(VM.image_id == image.id)).all():
+        session.execute(delete(VMMember).where(col(VMMember.vm_id) == vm.id))
+        session.execute(delete(Console).where(col(Console.vm_id) == vm.id))
+        session.delete(vm)
+    session.flush()
+    session.delete(image)
+
+
+def _change(vm: VM, view: VMView, changes: Mapping[str, Any]) -> None:
+    for name, value in changes.items():
+        if name in _WISHES and getattr(vm, name) is not getattr(view, name):
+            continue
+        setattr(vm, name, value)
+
+
+def _kept_reason(vm: VM) -> Mapping[str, Any] | None:
+    # what a settled VM last said of itself (why it failed, why it stopped) stays readable
+    return vm.reason if vm.state in (VMState.failed, VMState.lost, VMState.stopped, VMState.pending) else None
+
+
+def _move(session: Session, vm: VM, state: VMState, because: Reason | None) -> None:
+    at = now()
+    session.add(
+        Event(
+            vm_id=vm.id,
+            host_id=vm.host_id,
+            kind="state",
+            was=vm.state,
+            state=state,
+            seconds=round((at - vm.state_since).total_seconds(), 3),
+            reason=because.as_dict() if because else None,
+        )
+    )
+    if state is VMState.pending:
+        vm.holds, vm.devices = False, []
+        if not vm.has_disk:
+            vm.host_id = None
+    if state is not vm.state or because:
+        vm.reason = because.as_dict() if because else None
+    vm.state, vm.state_since, vm.due_at = state, at, at
+
+
+def _fail(session: Session, vm: VM, outcome: Fail) -> None:
+    gpus = session.exec(select(Slice.gpu_id).where(Slice.vm_id == vm.id)).all()
+    excluded = [*vm.excluded, *(gpus if outcome.blame == "card" else ())]
+    if outcome.blame and not vm.ever_ran and vm.host_id and (outcome.blame == "host" or not gpus):
+        excluded.append(vm.host_id)
+    vm.retry = bool(outcome.blame) and vm.tries == 0 and vm.wanted is Wanted.running
+    if vm.retry:
+        vm.excluded = excluded
+        (again,) = ledger.wishes(session, [vm if vm.ever_ran else vm.model_copy(update={"has_disk": False})])
+        # a retry that no other card or host could ever serve would wait for ever: then it has simply failed
+        vm.retry = placement.never(again, ledger.fleet(session)) is None
+    if not vm.retry and vm.wanted is Wanted.running:
+        vm.wanted = Wanted.stopped
+    kind = ReasonCode.retried_elsewhere if vm.retry else None
+    told = reason(kind, detail=outcome.because.sentence()) if kind else outcome.because
+    _move(session, vm, VMState.failed, told)
+
+
+def _slices_back(session: Session, vm: VM) -> None:
+    gone = session.exec(select(Slice).where(Slice.vm_id == vm.id)).all()
+    for cut in gone:
+        session.delete(cut)
+    vm.holds, vm.devices, vm.keep_until = False, [], None
+
+
+def _captured(session: Session, vm: VM) -> None:
+    image = session.get_one(Image, vm.capture_as)
+    image.state, image.due_at, image.wakes = ImageState.generalising, now(), image.wakes + 1
+    session.add(Event(image_id=image.id, vm_id=vm.id, kind="image_generalising"))
+    vm.capture_as = None
+
+
+def _capture_failed(session: Session, vm: VM, because: Reason) -> None:
+    image = session.get(Image, vm.capture_as) if vm.capture_as else None
+    if image:
+        image.state, image.reason = ImageState.failed, because.as_dict()
+        session.add(Event(image_id=image.id, vm_id=vm.id, kind="image_failed", reason=image.reason))
+    vm.capture_as = None
+
+
+def _surveyed(session: Session, host: Host, facts: HostFacts) -> None:
+    host.facts, host.surveyed_at = facts_as(facts), now()
+    size = (facts.threads, facts.memory_mib, facts.disk_total_gib)
+    if size != (host.threads, host.memory_mib, host.disk_gib):
+        host.threads, host.memory_mib, host.disk_gib = size
+        host.version += 1
+    _cards(session, host, facts.gpus)
+
+
+def _cards(session: Session, host: Host, seen: Iterable[GpuFacts]) -> None:
+    known = {gpu.key: gpu for gpu in session.exec(select(Gpu).where(Gpu.host_id == host.id)).all()}
+    for facts in seen:
+        gpu = known.pop(facts.key, None)
+        if gpu is None:
+            # real cards are listed and left alone until an admin offers them
+            mode = facts.modes[0] if (facts.emulated or host.simulated) and facts.modes else None
+            gpu = Gpu(host_id=host.id, key=facts.key, model=facts.model, mode=mode, emulated=facts.emulated)
+        if gpu.state is GpuState.absent:
+            gpu.state, gpu.reason, gpu.version = GpuState.ready, None, gpu.version + 1
+        gpu.name, gpu.address, gpu.model = facts.name, facts.address, facts.model
+        gpu.facts = {k: v for k, v in vars(facts).items() if k not in ("key", "name", "model", "address", "emulated")}
+        session.add(gpu)
+    for gpu in known.values():
+        if gpu.state is not GpuState.absent:
+            gpu.state, gpu.version = GpuState.absent, gpu.version + 1
+            gpu.reason = reason(
+                ReasonCode.card_unhealthy, gpu=gpu.name, detail="the last survey did not see it"
+            ).as_dict()

@@ -122,9 +122,8 @@ def _last_change(db: sqlite3.Connection) -> int:
 def _loses(db: sqlite3.Connection, mood: Temper, verb: str, vm_id: str) -> bool:
     # Once for each verb of a VM: a step of exactly as many changes as are between two losses would never end otherwise.
     db.execute("UPDATE host SET since_lost = since_lost + 1")
-    if db.execute("SELECT since_lost FROM host").fetchone()[0] < mood.every or not first_time(
-        db, f"lost {verb}", vm_id
-    ):
+    waited: int = db.execute("SELECT since_lost FROM host").fetchone()[0]
+    if waited < mood.every or not first_time(db, f"lost {verb}", vm_id):
         return False
     db.execute("UPDATE host SET since_lost = 0")
     count(db, "reply_lost", vm_id)

@@ -90,9 +90,9 @@ class State:
             path.touch(mode=0o600)  # seeds hold keys
             self._db = sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None, check_same_thread=False)
             self._db.row_factory = sqlite3.Row
-            self._enter_wal()
             # what one process wrote is there for the next; a power cut may take the last moments of a simulation
             self._db.execute("PRAGMA synchronous = NORMAL")
+            self._enter_wal()
             with self._transaction("IMMEDIATE"):
                 for statement in _SCHEMA.split(";"):
                     self._db.execute(statement)

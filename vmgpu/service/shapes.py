@@ -222,3 +222,36 @@ class StepOut(BaseModel):
     filter: str
     left: int
     reason: Said | None
+
+
+class ReachOut(BaseModel):
+    """The way into a VM by SSH. `known_hosts`: a line that pins its host key to `alias` (HostKeyAlias)."""
+
+    vm: str
+    address: str
+    port: int
+    login: str
+    logins: dict[str, str]
+    host_key: str
+    alias: str
+    known_hosts: str
+    jump: str | None
+    command: str
+    says: str
+
+
+class WhyOut(BaseModel):
+    """Why a VM waits: each filter of the placement in order, and how many places it left."""
+
+    vm: str
+    position: int | None
+    reason: Said | None
+    steps: list[StepOut]
+
+
+class LinkOut(BaseModel):
+    """A link that signs a person in once."""
+
+    user: str
+    url: str
+    expires_at: datetime

@@ -27,6 +27,7 @@ from vmgpu.models import (
     VMMember,
     VMState,
 )
+from vmgpu.service.access import Actor, visible_vms
 from vmgpu.service.shapes import (
     EventOut,
     FlavorOut,
@@ -119,26 +120,31 @@ def vm(session: Session, row: VM) -> VMOut:
     return vms(session, [row])[0]
 
 
-def gpus(session: Session, host: Host | None = None) -> list[GpuOut]:
-    """The cards of one host, or of all, with their slices where they lie."""
+def gpus(session: Session, host: Host | None = None, *, to: Actor | None = None) -> list[GpuOut]:
+    """The cards of one host, or of all, with their slices where they lie; `to`: without VMs this person cannot see."""
     hosts = {row.id: row for row in ([host] if host else session.exec(select(Host)).all())}
     rows = session.exec(select(Gpu).where(col(Gpu.host_id).in_(list(hosts))).order_by(col(Gpu.key))).all()
-    names = {vm.id: vm.name for vm in session.exec(select(VM).where(col(VM.holds))).all()}
+    seen = select(VM.id, VM.name).where(col(VM.holds))
+    names = dict(session.exec(seen.where(visible_vms(to)) if to else seen).all())
     cuts: dict[str, list[SliceOut]] = defaultdict(list)
     for cut, gpu in _slices(session):
         cuts[gpu.id].append(_slice(cut, gpu, vm=names.get(cut.vm_id)))
     return [_gpu(gpu, hosts[gpu.host_id], cuts[gpu.id]) for gpu in rows]
 
 
-def hosts(session: Session, rows: Sequence[Host]) -> list[HostOut]:
-    """These hosts with their cards and what VMs hold on them."""
+def hosts(session: Session, rows: Sequence[Host], *, to: Actor | None = None) -> list[HostOut]:
+    """These hosts with their cards and what VMs hold on them; `to`: as this person may see them."""
     held: dict[str, list[VM]] = defaultdict(list)
     for row in session.exec(select(VM).where(col(VM.host_id).is_not(None), VM.state != VMState.gone)).all():
         held[str(row.host_id)].append(row)
     cards: dict[str, list[GpuOut]] = defaultdict(list)
-    for gpu in gpus(session):
+    for gpu in gpus(session, to=to):
         cards[gpu.host].append(gpu)
-    return [_host(host, held[host.id], cards[host.name]) for host in rows]
+    answer = [_host(host, held[host.id], cards[host.name]) for host in rows]
+    if to is None or to.admin:
+        return answer
+    # how a host is opened, and what runs there beside ours, is an admin's business
+    return [host.model_copy(update={"uri": "", "facts": None, "orphans": []}) for host in answer]
 
 
 def flavors(session: Session, rows: Sequence[Flavor]) -> list[FlavorOut]:

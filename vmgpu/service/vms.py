@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterable
 from datetime import timedelta
 
@@ -12,6 +14,7 @@ from vmgpu.db import Database, next_number, wake
 from vmgpu.errors import Conflict, Forbidden, Impossible, Invalid, NotFound, Reason, ReasonCode, TooLarge, reason
 from vmgpu.models import (
     VM,
+    Console,
     Event,
     Flavor,
     Image,
@@ -30,6 +33,7 @@ from vmgpu.service.access import Actor, find_image, find_user, find_vm
 from vmgpu.settings import Settings
 
 _SETTLED = (VMState.running, VMState.stopped)
+_TALKING = (VMState.booting, VMState.checking, VMState.running, VMState.stopping)
 
 
 def request(db: Database, settings: Settings, actor: Actor, asked: VMRequest) -> list[VM]:
@@ -217,6 +221,27 @@ def capture(db: Database, settings: Settings, actor: Actor, ref: str, asked: Cap
         session.add(Event(image_id=image.id, vm_id=vm.id, kind="capture", who=actor.name))
         _wished(session, actor, vm, "snapshot")
         return image
+
+
+def console(
+    db: Database, actor: Actor, ref: str, *, wait: float = 5, stopping: threading.Event | None = None
+) -> Console | None:
+    """The end of the VM's serial console: asked of its host, waited for so many seconds, else what is kept."""
+    with db.read() as session:
+        vm = find_vm(session, actor, ref)
+        kept = session.get(Console, vm.id)
+    if vm.host_id is None or vm.state not in _TALKING:
+        return kept
+    with db.write() as session:
+        vm = session.get_one(VM, vm.id)
+        vm.console_asked = asked_at = now()
+        session.flush()
+        wake(session, VM, col(VM.id) == vm.id)
+    stopping, until = stopping or threading.Event(), time.monotonic() + wait
+    while (kept is None or kept.at < asked_at) and time.monotonic() < until and not stopping.wait(0.1):
+        with db.read() as session:
+            kept = session.get(Console, vm.id)
+    return kept
 
 
 def listed(session: Session, vms: Iterable[VM]) -> dict[str, int]:

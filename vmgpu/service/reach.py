@@ -1,0 +1,51 @@
+"""How a person reaches a VM by SSH: where it answers, as whom, and the host key that must answer."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from sqlmodel import Session, col, select
+
+from vmgpu.errors import Conflict
+from vmgpu.models import Host, User, VMMember
+from vmgpu.service.access import Actor, find_vm
+from vmgpu.service.shapes import ReachOut
+
+PORT = 22
+
+
+def ssh(session: Session, actor: Actor, ref: str) -> ReachOut:
+    """The way into a VM for the person who asks. Raises Conflict while there is none."""
+    vm = find_vm(session, actor, ref)
+    host = session.get(Host, vm.host_id) if vm.host_id else None
+    if host and host.simulated:
+        raise Conflict(f"{vm.name} is simulated: nothing answers SSH there", hint="VMs on real hosts answer.")
+    if not vm.address or not host:
+        raise Conflict(f"{vm.name} is {vm.state} and has no address now", hint=f"Look at it: vmgpu vm show {vm.name}.")
+    members = select(VMMember, User.name).join(User, col(User.id) == VMMember.user_id)
+    logins = {name: member.login for member, name in session.exec(members.where(VMMember.vm_id == vm.id)).all()}
+    owner = session.get_one(User, vm.owner_id).name
+    login = logins.get(actor.name) or logins[owner]
+    jump = _jump(host)
+    alias = f"vmgpu-{vm.id}"
+    return ReachOut(
+        vm=vm.name,
+        address=vm.address,
+        port=PORT,
+        login=login,
+        logins=logins,
+        host_key=vm.host_key,
+        alias=alias,
+        known_hosts=f"{alias} {vm.host_key}",
+        jump=jump,
+        command=" ".join(
+            ["ssh", *(["-J", jump] if jump else []), "-o", f"HostKeyAlias={alias}", f"{login}@{vm.address}"]
+        ),
+        says=f"Through the host {host.name}, by its own SSH server" if jump else f"Directly at {vm.address}",
+    )
+
+
+def _jump(host: Host) -> str | None:
+    """The remote host itself, where its guests sit behind its NAT."""
+    parts = urlsplit(host.uri)
+    return parts.netloc if parts.scheme == "qemu+ssh" and not host.bridge else None

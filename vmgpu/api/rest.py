@@ -6,11 +6,14 @@ from fastapi import APIRouter, Request
 from sqlmodel import text
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from vmgpu.api import rest_hosts, rest_images, rest_people, rest_queue, rest_vms
 from vmgpu.api.deps import Db
 from vmgpu.errors import Unavailable
 from vmgpu.migrations import HEAD
 
 router = APIRouter()
+for room in (rest_vms, rest_queue, rest_hosts, rest_images, rest_people):
+    router.include_router(room.router, prefix="/api/v1")
 
 
 @router.get("/healthz", tags=["monitoring"])

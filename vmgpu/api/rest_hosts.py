@@ -1,0 +1,175 @@
+"""Hosts, cards and flavors by REST."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Path
+from sqlmodel import col, select
+from starlette.responses import Response
+
+from vmgpu import requests
+from vmgpu.api.answers import Items, Wait, items, until
+from vmgpu.api.deps import Db, Me, Stopping
+from vmgpu.api.faults import answers
+from vmgpu.errors import NotFound
+from vmgpu.models import Flavor, Host, HostState, now
+from vmgpu.requests import FlavorRequest, HostChange, HostRequest, UnitRequest
+from vmgpu.service import hosts, show
+from vmgpu.service.shapes import FlavorOut, GpuOut, HostOut, UnitOut
+
+router = APIRouter(responses=answers(401, 404, 422))
+
+_ADMIN: dict[str, Any] = {"responses": answers(403, 409)}
+
+
+class OfferRequest(requests.Body):
+    """Whether a real card is given out, whole."""
+
+    offered: bool
+
+
+@router.get("/hosts", response_model=Items[HostOut], tags=["hosts"])
+def list_hosts(db: Db, me: Me) -> Response:
+    """All hosts, with their cards; how they are opened is shown to admins alone."""
+    with db.read() as session:
+        rows = session.exec(select(Host).order_by(col(Host.name))).all()
+        return items(HostOut, show.hosts(session, rows, to=me))
+
+
+@router.post("/hosts", status_code=201, response_model=HostOut, tags=["hosts"], **_ADMIN)
+def add_host(asked: HostRequest, db: Db, me: Me, stopping: Stopping, wait: Wait = 120) -> HostOut:
+    """Take a host in, and answer when its first survey is in; `reason` tells why that failed."""
+    added = hosts.add(db, me, asked)
+
+    def first_survey() -> Host | None:
+        with db.read() as session:
+            host = session.get(Host, added.id)
+        return host if host is None or host.state is not HostState.new or host.reason else None
+
+    until(first_survey, wait, stopping)
+    return _host(db, me, added.id)
+
+
+@router.get("/hosts/{name}", response_model=HostOut, tags=["hosts"])
+def show_host(name: str, db: Db, me: Me) -> HostOut:
+    """One host with its cards."""
+    return _host(db, me, name)
+
+
+@router.patch("/hosts/{name}", response_model=HostOut, tags=["hosts"], **_ADMIN)
+def change_host(
+    name: str, asked: Annotated[HostChange, Body(examples=[{"draining": True}, {"overcommit": 2}])], db: Db, me: Me
+) -> HostOut:
+    """Drain it or end the drain; set its overcommit."""
+    return _host(db, me, hosts.change(db, me, name, asked).id)
+
+
+@router.delete("/hosts/{name}", status_code=202, response_model=HostOut, tags=["hosts"], **_ADMIN)
+def remove_host(name: str, db: Db, me: Me, stopping: Stopping, wait: Wait = 0) -> HostOut:
+    """Let it go; refused while it holds VMs. `wait`: until it is."""
+    row = hosts.remove(db, me, name)
+    with db.read() as session:
+        leaving = show.hosts(session, [row], to=me)[0]
+
+    def gone() -> bool | None:
+        with db.read() as session:
+            return True if session.get(Host, row.id) is None else None
+
+    until(gone, wait, stopping)
+    return leaving
+
+
+@router.post("/hosts/{name}/survey", response_model=HostOut, tags=["hosts"], **_ADMIN)
+def survey_host(name: str, db: Db, me: Me, stopping: Stopping, wait: Wait = 60) -> HostOut:
+    """Look again at what the host has, and answer when that is in."""
+    asked_at = now()
+    row = hosts.survey(db, me, name)
+
+    def surveyed() -> bool | None:
+        with db.read() as session:
+            host = session.get_one(Host, row.id)
+        return True if host.reason or (host.surveyed_at and host.surveyed_at >= asked_at) else None
+
+    until(surveyed, wait, stopping)
+    return _host(db, me, row.id)
+
+
+@router.get("/gpus", response_model=Items[GpuOut], tags=["gpus"])
+def list_gpus(db: Db, me: Me) -> Response:
+    """All cards, with the slices that are cut from them."""
+    with db.read() as session:
+        return items(GpuOut, show.gpus(session, to=me))
+
+
+@router.get("/gpus/{gpu}", response_model=GpuOut, tags=["gpus"])
+def show_gpu(gpu: str, db: Db, me: Me) -> GpuOut:
+    """One card, by its id."""
+    with db.read() as session:
+        found = next((card for card in show.gpus(session, to=me) if card.id == gpu), None)
+    if found is None:
+        raise NotFound(f"There is no card {gpu!r}", hint="List them: vmgpu gpu list.")
+    return found
+
+
+@router.post("/gpus/{gpu}/clear", response_model=GpuOut, tags=["gpus"], **_ADMIN)
+def clear_gpu(gpu: str, db: Db, me: Me) -> GpuOut:
+    """End a card's quarantine: somebody has looked at it."""
+    return show_gpu(hosts.clear_gpu(db, me, gpu).id, db, me)
+
+
+@router.post("/gpus/{gpu}/offer", response_model=GpuOut, tags=["gpus"], **_ADMIN)
+def offer_gpu(gpu: str, asked: Annotated[OfferRequest, Body(examples=[{"offered": True}])], db: Db, me: Me) -> GpuOut:
+    """Give a real card out whole, or keep it back."""
+    return show_gpu(hosts.offer_gpu(db, me, gpu, offered=asked.offered).id, db, me)
+
+
+@router.get("/gpu-units", response_model=Items[UnitOut], tags=["gpus"])
+def list_units(db: Db, me: Me) -> Response:
+    """What 1 fGPU is on each model, and the profile that it becomes."""
+    with db.read() as session:
+        return items(UnitOut, show.units(session))
+
+
+@router.put("/gpu-units/{model}", response_model=UnitOut, tags=["gpus"], **_ADMIN)
+def set_unit(model: Annotated[str, Path(max_length=100)], asked: UnitRequest, db: Db, me: Me) -> UnitOut:
+    """Set the share of a card that 1 fGPU is on this model."""
+    row = hosts.set_unit(db, me, model, asked)
+    with db.read() as session:
+        return next(unit for unit in show.units(session) if unit.model == row.model)
+
+
+@router.get("/flavors", response_model=Items[FlavorOut], tags=["flavors"])
+def list_flavors(db: Db, me: Me) -> Response:
+    """All sizes, with what their GPU wish becomes on the cards there are."""
+    with db.read() as session:
+        rows = session.exec(select(Flavor).order_by(col(Flavor.name))).all()
+        return items(FlavorOut, show.flavors(session, rows))
+
+
+@router.post("/flavors", status_code=201, response_model=FlavorOut, tags=["flavors"], **_ADMIN)
+def add_flavor(asked: FlavorRequest, db: Db, me: Me) -> FlavorOut:
+    """Define a size of VM."""
+    hosts.add_flavor(db, me, asked)
+    return show_flavor(asked.name, db, me)
+
+
+@router.get("/flavors/{name}", response_model=FlavorOut, tags=["flavors"])
+def show_flavor(name: str, db: Db, me: Me) -> FlavorOut:
+    """One size."""
+    with db.read() as session:
+        row = session.exec(select(Flavor).where(Flavor.name == name)).first()
+        if row is None:
+            raise NotFound(f"There is no flavor {name!r}", hint="List them: vmgpu flavor list.")
+        return show.flavors(session, [row])[0]
+
+
+@router.delete("/flavors/{name}", status_code=204, tags=["flavors"], **_ADMIN)
+def remove_flavor(name: str, db: Db, me: Me) -> None:
+    """Forget a size; VMs made from it keep theirs."""
+    hosts.remove_flavor(db, me, name)
+
+
+def _host(db: Db, me: Me, name: str) -> HostOut:
+    with db.read() as session:
+        return show.hosts(session, [hosts.find_host(session, name)], to=me)[0]

@@ -175,6 +175,11 @@ def copies_of(image_id: str) -> SelectOfScalar[ImageCopy]:
     return select(ImageCopy).where(ImageCopy.image_id == image_id)
 
 
+def images_on(host_id: str) -> SelectOfScalar[Image]:
+    """The images that have a copy on a host."""
+    return select(Image).join(ImageCopy, col(ImageCopy.image_id) == Image.id).where(ImageCopy.host_id == host_id)
+
+
 def forget_image(session: Session, image: Image) -> None:
     """Remove an image's rows, and with it the rows of its VMs that are gone; their events stay."""
     session.execute(delete(ImageCopy).where(col(ImageCopy.image_id) == image.id))

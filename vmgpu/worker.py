@@ -417,6 +417,10 @@ class Worker:
         try:
             open_host = self._hosts.get(host.id)
             if view.state is HostState.removing:
+                with self._db.read() as session:
+                    images_there = session.exec(outcomes.images_on(host.id)).all()
+                for image in images_there:
+                    open_host.drop_image(views.image_ref(image))
                 open_host.withdraw()
                 news = None
             else:

@@ -9,14 +9,15 @@ from datetime import datetime, timedelta
 
 from sqlmodel import Session, col, select
 
-from vmgpu.models import VM, Event, Host, HostState, VMMember, VMState, Wanted
-from vmgpu.service import show
-from vmgpu.service.access import Actor, visible_vms
+from vmgpu.errors import Conflict
+from vmgpu.models import VM, Event, Host, HostState, VMState, Wanted
+from vmgpu.service import lists, reach, show
+from vmgpu.service.access import Actor
 from vmgpu.service.shapes import GpuOut, HostOut, SliceOut, VMOut
 from vmgpu.units import say_mib, say_span, say_time
 
 PHASES = ("pending", "carving", "building", "booting", "checking", "running")
-MOST = 200  # VMs drawn at once; the command line lists all
+MOST = 100  # VMs drawn at once; the command line lists all
 
 _PROVED = {
     "seen": "seen in the guest by PCI id and address ranges",
@@ -99,15 +100,14 @@ class Picture:
 
 def picture(session: Session, actor: Actor, at: datetime) -> Picture:
     """The fleet, the VMs and the queue as this person may see them now."""
-    there = select(VM).where(VM.state != VMState.gone, visible_vms(actor))
-    rows = session.exec(there.order_by(col(VM.ticket), col(VM.name))).all()
+    rows = lists.vms(session, actor)
     drawn = rows[:MOST]
-    seen = show.vms(session, drawn)
-    logins = _logins(session, actor)
     took = _seconds(session, drawn)
-    drawings = [_vm(vm, actor, at, login=logins.get(vm.id, ""), took=took.get(vm.id, {})) for vm in seen]
+    drawings = [
+        _vm(vm, actor, at, ssh=_ssh(session, actor, vm), took=took.get(vm.id, {})) for vm in show.vms(session, drawn)
+    ]
     mine = {(cut.gpu, cut.start): one for one in drawings for cut in one.vm.slices}
-    hosts = show.hosts(session, session.exec(select(Host).order_by(col(Host.name))).all())
+    hosts = show.hosts(session, session.exec(select(Host).order_by(col(Host.name))).all(), to=actor)
     fleet = tuple(_host(host, mine) for host in hosts)
     open_cards = [card for host in fleet for card in host.cards if _open(host.host, card.gpu)]
     queue = sorted((one for one in drawings if one.vm.position), key=lambda one: one.vm.position or 0)
@@ -127,7 +127,7 @@ def picture(session: Session, actor: Actor, at: datetime) -> Picture:
 
 def one_vm(session: Session, actor: Actor, row: VM, at: datetime) -> VMPicture:
     """One VM, for a dialog about it."""
-    return _vm(show.vm(session, row), actor, at, login="", took={})
+    return _vm(show.vm(session, row), actor, at, ssh="", took={})
 
 
 def verbs(vm: VMOut, actor: Actor) -> tuple[str, ...]:
@@ -147,7 +147,7 @@ def verbs(vm: VMOut, actor: Actor) -> tuple[str, ...]:
     return (*may, "release") if owns else tuple(may)
 
 
-def _vm(vm: VMOut, actor: Actor, at: datetime, *, login: str, took: dict[str, float]) -> VMPicture:
+def _vm(vm: VMOut, actor: Actor, at: datetime, *, ssh: str, took: dict[str, float]) -> VMPicture:
     lease, lease_at = _lease(vm, at)
     return VMPicture(
         vm=vm,
@@ -155,7 +155,7 @@ def _vm(vm: VMOut, actor: Actor, at: datetime, *, login: str, took: dict[str, fl
         phases=_phases(vm, took, at),
         ready_in=say_span(timedelta(seconds=sum(took.values()))) if vm.state == "running" and took else "",
         verbs=verbs(vm, actor),
-        ssh=f"ssh {login}@{vm.address}" if login and vm.address and not vm.simulated else "",
+        ssh=ssh,
         lease=lease,
         lease_at=lease_at,
         size=_size(vm),
@@ -256,9 +256,13 @@ def _open(host: HostOut, gpu: GpuOut) -> bool:
     return host.state == HostState.ready and not host.draining and gpu.state == "ready"
 
 
-def _logins(session: Session, actor: Actor) -> dict[str, str]:
-    mine = session.exec(select(VMMember).where(VMMember.user_id == actor.id)).all()
-    return {member.vm_id: member.login for member in mine}
+def _ssh(session: Session, actor: Actor, vm: VMOut) -> str:
+    if vm.state != "running" or not vm.address or vm.simulated:
+        return ""
+    try:
+        return reach.ssh(session, actor, vm.id).command
+    except Conflict:
+        return ""
 
 
 def _seconds(session: Session, rows: Sequence[VM]) -> dict[str, dict[str, float]]:

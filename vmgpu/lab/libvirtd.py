@@ -51,9 +51,9 @@ def ensure_libvirtd(state_dir: Path) -> str:
         return URI
     need_root("Starting libvirtd")
     need_programs(("virsh", "qemu-system-x86_64", *_DAEMONS), doing="Starting libvirtd")
-    if _same_namespace("net", 1):
+    if _with_init("net"):
         _start_the_machines(state_dir)
-    elif _same_namespace("mnt", 1):
+    elif _with_init("mnt"):
         raise SetupError(
             "This network namespace still has the machine's mounts: a libvirtd here would write over the machine's",
             hint="Use: unshare --net --mount",
@@ -65,6 +65,8 @@ def ensure_libvirtd(state_dir: Path) -> str:
 
 def start_private(state_dir: Path) -> None:
     """Start a libvirtd over folders of `state_dir`; this changes the mounts of the caller's mount namespace."""
+    if (state_dir / "run").exists() and _FOLDERS["run"].exists() and (state_dir / "run").samefile(_FOLDERS["run"]):
+        return start_daemons(state_dir)
     run(["mount", "--make-rprivate", "/"], doing="Separating the mounts")
     run(["ip", "link", "set", "lo", "up"], doing="Starting the loopback")
     # The old /sys shows the other namespace's network devices, and leads to the machine's control groups and
@@ -81,22 +83,33 @@ def start_private(state_dir: Path) -> None:
         blank = _blank_device(state_dir)
         run(["mount", "--bind", blank, "/dev/kvm"], doing="Hiding /dev/kvm")
         run(["mount", "-o", "remount,bind,ro", "/dev/kvm"], doing="Hiding /dev/kvm")
+    return start_daemons(state_dir)
+
+
+def start_daemons(state_dir: Path) -> None:
+    """Start virtlogd and libvirtd where `stop` left them or a crash took them; a running one is left alone."""
     for daemon in _DAEMONS:
-        run([daemon, "-d", "-p", state_dir / f"{daemon}.pid"], doing=f"Starting {daemon}")
+        if _pid_of(daemon, state_dir) is None:
+            run([daemon, "-d", "-p", state_dir / f"{daemon}.pid"], doing=f"Starting {daemon}")
     _wait_until_it_answers(state_dir / "log/libvirtd.log")
 
 
 def stop(state_dir: Path) -> None:
     """End the daemons that were started for `state_dir`, if they run; guests are left to whoever made them."""
     for daemon in reversed(_DAEMONS):
-        pid_file = state_dir / f"{daemon}.pid"
-        with contextlib.suppress(OSError, ValueError):
-            pid = int(pid_file.read_text())
-            # The number may have gone to somebody else since.
-            if Path(f"/proc/{pid}/comm").read_text().strip() == daemon:
-                os.kill(pid, signal.SIGTERM)
-                _wait_until_gone(pid)
-        pid_file.unlink(missing_ok=True)
+        if pid := _pid_of(daemon, state_dir):
+            os.kill(pid, signal.SIGTERM)
+            _wait_until_gone(pid)
+        (state_dir / f"{daemon}.pid").unlink(missing_ok=True)
+
+
+def _pid_of(daemon: str, state_dir: Path) -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        pid = int((state_dir / f"{daemon}.pid").read_text())
+        # The number may have gone to somebody else since, and a dead one may not be collected yet.
+        if Path(f"/proc/{pid}/comm").read_text().strip() == daemon and not _is_gone(pid):
+            return pid
+    return None
 
 
 def _answers_here() -> bool:
@@ -110,6 +123,17 @@ def _answers_here() -> bool:
             if pid and _same_namespace("net", pid):
                 return True
     return False
+
+
+def _with_init(kind: str) -> bool:
+    """True if this process shares init's namespace; where init lets nobody look, the kernel's threads tell as well."""
+    kernel_threads = Path("/proc/2/comm")
+    try:
+        Path(f"/proc/1/ns/{kind}").readlink()
+    except PermissionError:
+        if kernel_threads.exists() and kernel_threads.read_text().strip() == "kthreadd":
+            return _same_namespace(kind, 2)
+    return _same_namespace(kind, 1)
 
 
 def _same_namespace(kind: str, pid: int) -> bool:
@@ -167,6 +191,8 @@ def _blank_device(state_dir: Path) -> Path:
 
 
 def _lay_folders(state_dir: Path) -> None:
+    # What ran in an earlier namespace is gone, as after a reboot; libvirt would look for it.
+    shutil.rmtree(state_dir / "run", ignore_errors=True)
     for name in _FOLDERS:
         _made(state_dir / name)
     # Where storage pools lie; packages make it, nothing at run time does.
@@ -205,12 +231,15 @@ def _wait_until_it_answers(log: Path, within: float = 60.0) -> None:
 
 def _wait_until_gone(pid: int, within: float = 15.0) -> None:
     deadline = time.monotonic() + within
-    while time.monotonic() < deadline:
-        with contextlib.suppress(FileNotFoundError):
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                time.sleep(0.05)
-                continue
-        return
+    while not _is_gone(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
 
 
 def main(arguments: list[str]) -> int:

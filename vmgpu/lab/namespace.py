@@ -80,7 +80,7 @@ def _process_one(state: Path, command: Sequence[str], parent: int) -> int:
     run(["mount", "--make-rprivate", "/"], doing="Separating the mounts")
     run(["mount", "-t", "proc", "proc", "/proc"], doing="Showing this namespace's processes")
     libvirtd.start_private(state)
-    environment = os.environ | {"VMGPU_TEST_LIBVIRT": libvirtd.URI}
+    environment = os.environ | {"VMGPU_TEST_LIBVIRT": libvirtd.URI, "VMGPU_TEST_LIBVIRT_STATE": str(state)}
     try:
         running = subprocess.Popen(command, env=environment)
     except OSError as error:

@@ -18,7 +18,7 @@ from pathlib import Path
 import libvirt
 import pytest
 
-from tests.hypervisor.conftest import INSTALLATION, SpecMaker
+from tests.hypervisor.conftest import INSTALLATION, SpecMaker, wait_address
 from vmgpu.errors import HostRefused, HostUnreachable
 from vmgpu.hypervisor import (
     DomainSeen,
@@ -50,9 +50,7 @@ def build(host: KvmHost, spec: VMSpec) -> None:
 def boot(host: KvmHost, spec: VMSpec) -> str:
     build(host, spec)
     host.ensure_running(spec.id)
-    address = host.wait_address(spec.id, spec.mac, spec.network, seconds=60)
-    assert address is not None, host.console(spec.id)
-    return address
+    return wait_address(host, spec)
 
 
 def wait_for(what: Callable[[], object], within: float = 30) -> None:
@@ -454,6 +452,36 @@ def test_a_survey_makes_pool_and_network_ready_without_autostart(host: KvmHost) 
         assert connection.storagePoolLookupByName("vmgpu").isActive()
 
 
+def test_leaving_a_host_takes_what_is_nobodys_use(host: KvmHost, make_spec: SpecMaker) -> None:
+    spec = make_spec()
+    build(host, spec)
+    host.withdraw()
+    assert host.has_disk(spec.id) and host.has_image(spec.image)
+    host.undefine(spec.id)
+    host.withdraw()
+    assert host.has_disk(spec.id) and host.has_image(spec.image)
+    host.erase(spec.id)
+    host.withdraw()
+    host.withdraw()
+    with closing(libvirt.open("qemu:///system")) as connection:
+        assert "vmgpu" not in [each.name() for each in connection.listAllNetworks() + connection.listAllStoragePools()]
+    assert not Path(volumes.FOLDER).exists()
+
+
+def test_leaving_a_host_keeps_what_others_made(host: KvmHost) -> None:
+    host.survey()
+    stranger = Path(volumes.FOLDER, "somebodys.iso")
+    stranger.touch()
+    with closing(libvirt.open("qemu:///system")) as connection:
+        connection.networkLookupByName("vmgpu").destroy()
+        connection.networkLookupByName("vmgpu").undefine()
+        connection.networkDefineXML("<network><name>vmgpu</name></network>")
+        host.withdraw()
+        assert connection.storagePoolLookupByName("vmgpu").isActive()
+        connection.networkLookupByName("vmgpu").undefine()
+    stranger.unlink()
+
+
 @pytest.fixture
 def link_name() -> Iterator[str]:
     name = "vmt0"
@@ -462,7 +490,8 @@ def link_name() -> Iterator[str]:
     subprocess.run(["ip", "link", "del", name], check=True)
 
 
-def test_a_new_network_keeps_clear_of_addresses_and_routes(ref: HostRef, link_name: str) -> None:
+def test_a_new_network_keeps_clear_of_addresses_and_routes(ref: HostRef, host: KvmHost, link_name: str) -> None:
+    assert host.survey().network_range == "192.168.128.0/22"
     subprocess.run(["ip", "addr", "add", "192.168.132.7/24", "dev", link_name], check=True)
     subprocess.run(["ip", "link", "set", link_name, "up"], check=True)
     subprocess.run(["ip", "route", "add", "192.168.136.0/21", "dev", link_name], check=True)

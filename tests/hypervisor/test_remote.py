@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from tests.hypervisor.conftest import INSTALLATION, NAT, SpecMaker
+from tests.hypervisor.conftest import INSTALLATION, NAT, SpecMaker, wait_address
 from vmgpu.errors import HostRefused, HostUnreachable
 from vmgpu.hypervisor import HostRef, ImageRef, Power
 from vmgpu.hypervisor.kvm import KvmHost
@@ -42,13 +42,14 @@ def test_libvirt_gets_a_client_that_trusts_the_pinned_key_alone(tmp_path: Path, 
     assert query["keyfile"] == ["/k ey"]
     client = Path(query["command"][0])
     assert client.stat().st_mode & 0o777 == 0o700
-    assert (folder / "known_hosts").read_text() == f"vmgpu-host {KEY}\n"
+    assert client.parent == folder / "h2"  # other hosts have their own
+    assert (client.parent / "known_hosts").read_text() == f"vmgpu-host {KEY}\n"
     shown = subprocess.run([client, "-G", "gpu1"], capture_output=True, text=True, check=True).stdout.splitlines()
     settings = dict(line.split(" ", 1) for line in shown if " " in line)
     assert settings["stricthostkeychecking"] == "true"
     assert settings["batchmode"] == "yes"
     assert settings["hostkeyalias"] == "vmgpu-host"
-    assert settings["userknownhostsfile"].strip('"') == str(folder / "known_hosts")
+    assert settings["userknownhostsfile"].strip('"') == str(client.parent / "known_hosts")
 
 
 @pytest.mark.parametrize(
@@ -169,8 +170,7 @@ def test_a_vm_lives_on_a_remote_host(
     host.ensure_disk(spec)
     host.ensure_defined(spec)
     host.ensure_running(spec.id)
-    address = host.wait_address(spec.id, spec.mac, spec.network, seconds=60)
-    assert address is not None
+    address = wait_address(host, spec)
     channel: Any = None
     for _ in range(100):
         try:

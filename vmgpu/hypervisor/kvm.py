@@ -14,6 +14,7 @@ from defusedxml import ElementTree
 
 from vmgpu.errors import HostRefused
 from vmgpu.hypervisor import (
+    Carver,
     DomainSeen,
     HostFacts,
     HostRef,
@@ -29,13 +30,13 @@ from vmgpu.hypervisor import (
     networks,
     remote,
 )
+from vmgpu.hypervisor.carvers import carver_for
 from vmgpu.hypervisor.connection import Link, maybe
 from vmgpu.hypervisor.seed_iso import seed_iso
 from vmgpu.hypervisor.survey import is_local, survey
 from vmgpu.hypervisor.sysfs import Sysfs
 from vmgpu.hypervisor.volumes import FOLDER, Pool
 
-_LEASE_PAUSE = 0.25
 _FORGET = (
     libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE
     | libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
@@ -72,6 +73,15 @@ class KvmHost:
     def boot_id(self) -> str:
         with self._link.use() as connection:
             return boot.boot_id(connection, Sysfs(Path("/")) if self._local else None)
+
+    def carver(self, mode: str) -> Carver:
+        return carver_for(mode, sysroot=Path("/") if self._local else None)
+
+    def withdraw(self) -> None:
+        with self._link.use() as connection:
+            self._pool(connection).withdraw()
+            if self._ref.network.kind is Network.nat:
+                networks.withdraw(connection, self._ref.network.name)
 
     # images and disks
 
@@ -188,19 +198,6 @@ class KvmHost:
             # Only an agent that is there is asked: libvirt would wait for the others.
             return networks.told(found, mac) if found and maybe(domain.agent_connected, found) else None
 
-    def wait_address(self, vm_id: str, mac: str, network: NetworkRef, *, seconds: float) -> str | None:
-        deadline = time.monotonic() + seconds
-        with self._link.hearing(vm_id) as heard:
-            while True:
-                heard.clear()
-                if address := self.address(vm_id, mac, network):
-                    return address
-                left = deadline - time.monotonic()
-                if left <= 0 or self.look(vm_id).power is not Power.running:
-                    return None
-                # libvirt tells of no lease; to look for one costs the host a small file and the guest nothing.
-                heard.wait(min(left, _LEASE_PAUSE))
-
     def wait_guest(self, vm_id: str, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
         with self._link.hearing(vm_id) as heard:
@@ -235,7 +232,7 @@ class KvmHost:
             yield self._pool(connection)
 
     def _pool(self, connection: Any) -> Pool:
-        return Pool(connection, local=self._local, locks=self._ref.state_dir)
+        return Pool(connection, local=self._local, locks=self._ref.state_dir / self._ref.id)
 
     def _ours(self, connection: Any, vm_id: str) -> Any | None:
         """The VM's domain, None where there is none; a domain that another installation made is not touched."""

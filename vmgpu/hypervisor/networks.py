@@ -46,6 +46,23 @@ def ready(connection: Any, ref: NetworkRef, *, local: bool) -> NetworkFacts:
     return NetworkFacts(ref.name, next((str(taken) for taken in _ranges(network)), ""))
 
 
+def withdraw(connection: Any, name: str) -> None:
+    """Remove our network, unless a domain uses it, running or not, or somebody else made it."""
+    network = maybe(connection.networkLookupByName, name)
+    if network is None or not _made_by_us(network):
+        return
+    for each in connection.listAllDomains():
+        described = maybe(each.XMLDesc)
+        if (
+            described
+            and ElementTree.fromstring(described).find(f"devices/interface/source[@network='{name}']") is not None
+        ):
+            return
+    if network.isActive():
+        network.destroy()
+    network.undefine()
+
+
 def leased(connection: Any, name: str, mac: str) -> str | None:
     """The IPv4 address that our network gave this MAC last."""
     network = maybe(connection.networkLookupByName, name)
@@ -132,6 +149,12 @@ def _make(connection: Any, name: str, *, local: bool) -> Any:
     raise HostRefused(
         "No free range for guests", hint=f"Define a libvirt network named {name} by hand, or use a bridge."
     )
+
+
+def _made_by_us(network: Any) -> bool:
+    """libvirt 9.0 keeps no metadata of networks: ours is known by the option that hardly anybody else sets."""
+    option = "{http://libvirt.org/schemas/network/dnsmasq/1.0}option"
+    return any(each.get("value") == "no-ping" for each in ElementTree.fromstring(network.XMLDesc()).iter(option))
 
 
 def _start(network: Any) -> None:

@@ -173,7 +173,7 @@ def _pinned(ref: HostRef) -> str:
 
 def _ssh_client(ref: HostRef) -> Path:
     """OpenSSH with our known_hosts file: libvirt can name a program, but no option, for its ssh transport."""
-    folder = ref.state_dir
+    folder = ref.state_dir / ref.id
     folder.mkdir(parents=True, exist_ok=True)
     known, client = folder / "known_hosts", folder / "ssh"
     options = {

@@ -186,6 +186,22 @@ class Pool:
             for path in Path(FOLDER).glob(f"{vm_id}.*"):
                 path.unlink(missing_ok=True)
 
+    def withdraw(self) -> None:
+        """Remove the pool and the copied images in it, unless anything else lies there: a VM's file, or anybody's."""
+        self._reread()
+        names = set(self._pool.listVolumes())
+        images = {name.rpartition(_WHOLE)[0] for name in names if _WHOLE in name}
+        if any(name not in images and name.rpartition(_WHOLE)[0] not in images for name in names):
+            return
+        for name in sorted(
+            names, key=lambda name: _WHOLE not in name
+        ):  # the marks first: an image without one is no copy
+            self._drop(name)
+        self._pool.destroy()
+        with suppress(libvirt.libvirtError):  # a folder that still holds something stays
+            self._pool.delete(0)
+        self._pool.undefine()
+
     # helpers
 
     def _find(self, name: str) -> Any | None:

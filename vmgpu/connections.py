@@ -38,10 +38,14 @@ class OpenHosts:
                 return known[1]
         fresh = open_host(ref, on_change=self._on_change)
         with self._lock:
-            self._open[host_id] = (ref, fresh)
-        if known:
-            known[1].close()
-        return fresh
+            other = self._open.get(host_id)
+            if other is None or other[0] != ref:
+                self._open[host_id] = (ref, fresh)
+        if other is None:
+            return fresh
+        surplus, kept = (fresh, other[1]) if other[0] == ref else (other[1], fresh)  # two may open it at once
+        surplus.close()
+        return kept
 
     def drop(self, host_id: str) -> None:
         """Close a host's connection; none is fine."""

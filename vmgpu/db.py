@@ -22,7 +22,7 @@ Change = tuple[str, str]  # table, id
 News = Callable[[frozenset[Change]], None]
 
 CHANNEL = "vmgpu"  # PostgreSQL's NOTIFY channel
-MIGRATING, LEADING = 0x766D01, 0x766D02  # its advisory locks
+MIGRATING, LEADING, SETTLING = 0x766D01, 0x766D02, 0x766D03  # its advisory locks
 
 
 class Database:
@@ -173,12 +173,14 @@ def keep_claims(database: Database, kind: type[Row], tokens: list[str], until: d
     """Hold claims longer: their steps are still at work in this process."""
     table: Any = kind
     with database.write() as session:
+        _lock(session, table, table.claim_token.in_(tokens))
         session.execute(update(table).where(table.claim_token.in_(tokens)).values(claim_until=until))
 
 
 def wake(session: Session, kind: type[Row], *which: ColumnElement[bool]) -> None:
     """Make rows due at once; a step that is at work on one will not sleep through it."""
     table: Any = kind
+    _lock(session, table, *which)
     session.execute(update(table).where(*which).values(due_at=now(), wakes=table.wakes + 1))
     session.info["changes"].add((table.__tablename__, "*"))
 
@@ -216,14 +218,27 @@ def note_setting(session: Session, name: str, value: str) -> None:
 
 def next_number(session: Session, name: str, count: int = 1) -> int:
     """The first of `count` fresh numbers of a counter; the counter's row is locked until the transaction ends."""
-    row = session.get(Setting, name, with_for_update=True)
-    if row is None:
-        row = Setting(name=name, value="1")
-        session.add(row)
+    # two first numbers at the same moment: both ask for the row, one makes it
+    session.execute(
+        text("INSERT INTO setting (name, value) VALUES (:name, '1') ON CONFLICT DO NOTHING"), {"name": name}
+    )
+    row = session.get_one(Setting, name, with_for_update=True)
     first = int(row.value)
     row.value = str(first + count)
     session.flush()
     return first
+
+
+def alone(session: Session) -> None:
+    """Until this transaction ends no other one of those that ask for this runs (SQLite writes are alone anyway)."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": SETTLING})
+
+
+def _lock(session: Session, table: Any, *which: ColumnElement[bool]) -> None:
+    """Lock rows in one order everywhere, so that two who take many of them cannot wait for each other."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(select(table.id).where(*which).order_by(table.id).with_for_update())
 
 
 def _psycopg(url: str) -> str:

@@ -69,6 +69,7 @@ class Leader:
                 self._stop.wait(1.0)
                 self._news.set()
         if self._lock:
+            self._lock.invalidate()  # closed for good: a connection that goes back to the pool would keep the lock
             self._lock.close()
 
     def _leads(self) -> bool:

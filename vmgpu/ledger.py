@@ -112,6 +112,7 @@ def take(session: Session, placed: placement.Placed) -> None:
             )
         )
     vm = session.get_one(VM, placed.vm_id)
+    waited = at - vm.state_since  # asked before the update, which also reaches this row's copy here
     moved = update(VM).where(
         col(VM.id) == placed.vm_id, col(VM.state) == VMState.pending, col(VM.wanted) == Wanted.running
     )
@@ -128,7 +129,7 @@ def take(session: Session, placed: placement.Placed) -> None:
             kind="state",
             was="pending",
             state="carving",
-            seconds=(at - vm.state_since).total_seconds(),
+            seconds=round(waited.total_seconds(), 3),
         )
     )
     if not vm.has_disk:

@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 
 from vmgpu import guest, render
 from vmgpu.errors import Reason, ReasonCode, reason
-from vmgpu.hypervisor import Carver, Emulated, Hypervisor, Pci, Power, Progress, Seed, Simulated, VMSpec
+from vmgpu.hypervisor import Carver, Emulated, HostDevice, Hypervisor, Pci, Power, Progress, Seed, Simulated, VMSpec
 from vmgpu.hypervisor.carvers.passthrough import window_mib
 from vmgpu.models import OnStop, VMState, Wanted
 from vmgpu.settings import Settings
@@ -33,7 +33,7 @@ MOVES: Mapping[VMState, frozenset[VMState]] = {
     S.running: frozenset({S.booting, S.building, S.capturing, S.stopping, S.lost}),
     S.stopping: frozenset({S.stopped}),
     S.stopped: frozenset({S.carving, S.pending, S.building, S.capturing, S.lost}),
-    S.capturing: frozenset({S.booting, S.stopped}),
+    S.capturing: frozenset({S.booting, S.stopping, S.stopped}),
     S.failed: frozenset({S.pending}),
     S.lost: frozenset({S.pending}),
     S.releasing: frozenset({S.gone}),
@@ -133,7 +133,7 @@ def steer(vm: VMView) -> Hop | None:
         if vm.state is S.running and vm.boots > vm.booted:
             return Hop(S.booting)
         if vm.state is S.stopped:
-            return Hop(S.carving) if vm.holds else Hop(S.pending)
+            return Hop(S.carving, {"keep_until": None}) if vm.holds else Hop(S.pending)
         if vm.state in (S.failed, S.lost) and not vm.slices and not vm.holds:
             return Hop(S.pending)
     return None
@@ -142,8 +142,7 @@ def steer(vm: VMView) -> Hop | None:
 @step(S.carving, within=120)
 def carve(vm: VMView, world: World) -> Outcome:
     """Cut the slices this VM holds; after a crash, find them already cut."""
-    devices = tuple(device for cut in vm.slices for device in world.carver(cut.gpu.mode).carve(cut))
-    return Hop(S.building, {"devices": devices_as(devices)})
+    return Hop(S.building, {"devices": devices_as(_cut(vm, world))})
 
 
 @step(S.building, within=300)
@@ -169,15 +168,19 @@ def boot(vm: VMView, world: World) -> Outcome:
     """Start the domain if it is not running, then wait for its address; a wished reboot powers it down first."""
     if vm.booted < vm.boots:
         return _power_down(vm, world) or Hop(S.booting, {"booted": vm.boots, "address": None})
-    if world.host.look(vm.id).power is Power.absent:
+    seen = world.host.look(vm.id)
+    if seen.power is Power.absent:
         return Hop(S.lost, {"wanted": Wanted.stopped}, reason(ReasonCode.domain_gone, vm=vm.title))
+    if seen.power not in (Power.running, Power.paused):
+        _cut(vm, world)  # a host's reboot may have taken what was cut
     world.host.ensure_running(vm.id)
-    address = _wait_address(vm, world, seconds=15)
+    patience = world.settings.guest_timeout - _waited(vm, world)
+    address = _wait_address(vm, world, seconds=min(15.0, patience.total_seconds()))
     if address:
         return Hop(S.checking, {"address": address, "host_boot_id": world.boot_id})
     if off := _found_off(vm, world):
         return off
-    if world.now - vm.state_since > world.settings.guest_timeout:
+    if patience <= timedelta(0):
         seconds = round(world.settings.guest_timeout.total_seconds())
         return Fail(reason(ReasonCode.no_address, seconds=seconds, vm=vm.title, network=vm.network.name))
     return Nap(0.5, reason(ReasonCode.waiting_address))
@@ -200,7 +203,7 @@ def check(vm: VMView, world: World) -> Outcome:
             waiting, verdict = not_yet.reason, not_yet.verdict
     if off := _found_off(vm, world):
         return off
-    if world.now - vm.state_since > world.settings.guest_timeout:
+    if _waited(vm, world) > world.settings.guest_timeout:
         if guest.says_no_seed(world.host.console(vm.id)):
             verdict = reason(ReasonCode.seed_not_found)
         return Fail(reason(verdict.code, **verdict.args, vm=vm.title))
@@ -222,7 +225,6 @@ def watch(vm: VMView, world: World) -> Outcome:
     if same_boot and vm.restarts >= 3:
         return Fail(reason(ReasonCode.guest_crashed, detail=seen.why, vm=vm.title))
     found = reason(ReasonCode.restarted_after_host, detail=seen.why if same_boot else "the host's reboot")
-    # passed-through devices may have been lost with the host's boot: carving finds or cuts them again
     return Hop(S.booting, {"restarts": vm.restarts + 1 if same_boot else 0, "address": None}, found)
 
 
@@ -231,6 +233,8 @@ def stop(vm: VMView, world: World) -> Outcome:
     """Shut the guest down, by force if it will not; then keep the slices or give them back, as was wished."""
     if waiting := _power_down(vm, world):
         return waiting
+    if not vm.has_disk:
+        world.host.erase(vm.id)  # half built: what lies here would be forgotten when it starts elsewhere
     mode = vm.stop_mode or vm.on_stop
     if mode is OnStop.release:
         _give_back(vm, world)
@@ -247,10 +251,15 @@ def rest(vm: VMView, world: World) -> Outcome:
         if seen.power in (Power.running, Power.paused):
             # started by hand at the host: its slices may be another's by now
             world.host.power_off(vm.id)
+    if vm.holds and vm.stop_mode is OnStop.release:
+        _give_back(vm, world)
+        return Nap(None, changes={"stop_mode": None}, slices_back=True)
+    if vm.holds and vm.stop_mode is OnStop.keep:
+        return Nap(None, changes={"stop_mode": None, "keep_until": None})
     if vm.holds and vm.keep_until and vm.keep_until <= world.now:
         _give_back(vm, world)
         minutes = round(world.settings.keep_gpu.total_seconds() / 60)
-        return Nap(None, reason(ReasonCode.keep_ended, minutes=minutes), {"keep_until": None}, slices_back=True)
+        return Nap(None, reason(ReasonCode.keep_ended, minutes=minutes), slices_back=True)
     return Nap(None)
 
 
@@ -261,7 +270,15 @@ def capture(vm: VMView, world: World) -> Outcome:
         return waiting
     assert vm.capture_as  # noqa: S101 - steer hops here for nothing else
     world.host.copy_flat(vm.id, world.store_path(vm.capture_as), progress=world.progress(ReasonCode.copying_disk))
-    return Hop(S.booting if vm.wanted is Wanted.running else S.stopped, {"address": None})
+    return Hop(after_capture(vm), {"address": None})
+
+
+def after_capture(vm: VMView) -> VMState:
+    """Where a capture leaves the VM: as it was, or on the way to what was asked meanwhile."""
+    if vm.wanted is Wanted.running:
+        return S.booting
+    # a VM that ran still has its address; stopping then decides about its slices
+    return S.stopping if vm.address or vm.stop_mode else S.stopped
 
 
 @step(S.releasing, within=120)
@@ -279,7 +296,7 @@ def settle(vm: VMView, world: World) -> Outcome:
     if vm.host_id and (vm.slices or vm.holds or vm.retry):
         world.host.power_off(vm.id)
         _give_back(vm, world)
-        if vm.retry and not vm.ever_ran:
+        if (vm.retry and not vm.ever_ran) or not vm.has_disk:
             world.host.erase(vm.id)
     if vm.retry:
         again: dict[str, Any] = {"retry": False, "tries": vm.tries + 1, "wanted": Wanted.running}
@@ -319,8 +336,6 @@ def lease(vm: VMView, at: datetime, settings: Settings) -> LeaseNews | None:
         changes: dict[str, Any] = {"delete_at": delete_at, "stop_mode": OnStop.release, "warned": []}
         if vm.wanted is Wanted.running:
             changes["wanted"] = Wanted.stopped
-        if vm.holds and vm.state is S.stopped:
-            changes["keep_until"] = at
         ended = reason(ReasonCode.lease_ended, delete_at=say_time(delete_at), vm=vm.title)
         return LeaseNews(changes, ended, "lease_ended")
     end, code = (vm.delete_at, ReasonCode.grace_warning) if vm.delete_at else (vm.expires_at, ReasonCode.lease_warning)
@@ -337,7 +352,7 @@ def next_moment(vm: VMView) -> datetime | None:
     if vm.state in (S.releasing, S.gone):
         return None
     end = vm.delete_at or vm.expires_at
-    moments = [end, vm.keep_until if vm.holds else None]
+    moments = [end, vm.keep_until if vm.holds and vm.state is S.stopped else None]
     if end:
         moments += [end - w for w in _WARNINGS if _key(w) not in vm.warned and _was_longer(vm, end, w)]
     return min((moment for moment in moments if moment), default=None)
@@ -357,7 +372,7 @@ def _power_down(vm: VMView, world: World) -> Nap | None:
     seen = world.host.look(vm.id)
     if seen.power in (Power.off, Power.absent, Power.crashed):
         return None
-    if world.now - vm.state_since > world.settings.shutdown_timeout or vm.state is S.building:
+    if _waited(vm, world) > world.settings.shutdown_timeout or vm.state is S.building:
         world.host.power_off(vm.id)
         return None
     world.host.shutdown(vm.id)
@@ -389,6 +404,15 @@ def _found_off(vm: VMView, world: World) -> Outcome | None:
     if vm.state is S.booting:
         return Nap(1, found, {"restarts": vm.restarts + 1})
     return Hop(S.booting, {"restarts": vm.restarts + 1, "address": None}, found)
+
+
+def _waited(vm: VMView, world: World) -> timedelta:
+    """How long the guest had for this state; while nobody could look, or its host was away, it had no chance."""
+    return world.now - max(vm.state_since, vm.step_since or vm.state_since)
+
+
+def _cut(vm: VMView, world: World) -> tuple[HostDevice, ...]:
+    return tuple(device for cut in vm.slices for device in world.carver(cut.gpu.mode).carve(cut))
 
 
 def _give_back(vm: VMView, world: World) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from sqlalchemy import ColumnElement, update
 from sqlmodel import Session, col, delete, select
 from sqlmodel.sql.expression import SelectOfScalar
 
@@ -13,7 +15,7 @@ from vmgpu import ledger, placement
 from vmgpu.db import Row, wake
 from vmgpu.errors import Reason, ReasonCode, reason
 from vmgpu.hypervisor import GpuFacts, HostFacts
-from vmgpu.lifecycle import ALWAYS, MOVES, Fail, Hop, LeaseNews, Nap, Outcome, next_moment
+from vmgpu.lifecycle import ALWAYS, MOVES, Fail, Hop, LeaseNews, Nap, Outcome, after_capture, next_moment
 from vmgpu.machines import HostNews, ImageNews, facts_as, gone_by_hand, orphans
 from vmgpu.models import (
     VM,
@@ -35,7 +37,7 @@ from vmgpu.models import (
 )
 from vmgpu.views import VMView
 
-_WISHES = ("wanted",)  # columns that people write too: theirs stands if it came while the step was at work
+_WISHES = ("wanted", "stop_mode")  # columns that people write too: theirs stands if it came while the step was at work
 
 
 class TakenOver(Exception):
@@ -64,23 +66,19 @@ def apply_lease(session: Session, vm: VM, news: LeaseNews) -> None:
 
 def apply_vm(session: Session, vm: VM, view: VMView, outcome: Outcome) -> bool:
     """Write a step's outcome. True: the VM moved on, and its next step may follow at once under the same claim."""
+    if vm.state is not view.state:
+        return True  # the leader placed it meanwhile: what was found out is about a state it is no longer in
     match outcome:
         case Nap():
             _change(vm, view, outcome.changes)
             if outcome.slices_back:
                 _slices_back(session, vm)
             vm.reason = outcome.because.as_dict() if outcome.because else _kept_reason(vm)
-            due = now() + timedelta(seconds=outcome.seconds) if outcome.seconds is not None else None
-            moment = next_moment(view)
-            vm.step_since = None
-            let_go(vm, min((m for m in (due, moment) if m), default=None))
-            if vm.wakes != view.wakes:
-                vm.due_at = now()
+            let_go(vm, _due(vm, view, outcome.seconds))
             return False
         case Fail() if vm.state is VMState.capturing:
             _capture_failed(session, vm, outcome.because)
-            back = VMState.booting if vm.wanted is Wanted.running else VMState.stopped
-            _move(session, vm, back, outcome.because)
+            _move(session, vm, after_capture(view), outcome.because)
             return True
         case Fail():
             _fail(session, vm, outcome)
@@ -100,12 +98,18 @@ def apply_vm(session: Session, vm: VM, view: VMView, outcome: Outcome) -> bool:
             _move(session, vm, outcome.state, outcome.because)
             if vm.state is VMState.gone:
                 let_go(vm, None)
-            return vm.state not in (VMState.gone, VMState.pending) or vm.wanted is not Wanted.running
+                return False
+            if vm.state is VMState.pending and vm.wanted is Wanted.running:
+                let_go(vm, _due(vm, replace(view, state=vm.state), None))  # the leader's turn
+                return False
+            return True
 
 
 def keep_console(session: Session, vm_id: str, text: bytes) -> None:
     """Keep the end of a VM's console, over an earlier one."""
-    session.merge(Console(vm_id=vm_id, text=text, at=now()))
+    kept = session.get(Console, vm_id)
+    # a host that has erased the VM has nothing to say any more
+    session.merge(Console(vm_id=vm_id, text=text or (kept.text if kept else b""), at=now()))
 
 
 def apply_host(session: Session, host: Host, news: HostNews, installation: str, sync_every: timedelta) -> None:
@@ -127,7 +131,14 @@ def apply_host(session: Session, host: Host, news: HostNews, installation: str, 
     session.flush()
     if odd:
         wake(session, VM, col(VM.id).in_(odd))
+    if rebooted or was_away:
+        give_time(session, col(VM.host_id) == host.id)
     let_go(host, now() + sync_every)
+
+
+def give_time(session: Session, *which: ColumnElement[bool]) -> None:
+    """Let these VMs' guests have their time anew: nobody could look at them until now."""
+    session.execute(update(VM).where(*which, col(VM.state) != VMState.gone).values(step_since=now()))
 
 
 def host_away(session: Session, host: Host, because: Reason, *, again: timedelta) -> None:
@@ -191,6 +202,20 @@ def forget_image(session: Session, image: Image) -> None:
     session.delete(image)
 
 
+def _due(vm: VM, view: VMView, seconds: float | None) -> datetime | None:
+    """When to look again: after so many seconds, at the next moment of the lease, or at once where it was woken."""
+    at = now()
+    if vm.wakes != view.wakes:
+        return at
+    times = ("expires_at", "delete_at", "keep_until", "holds")
+    moment = next_moment(replace(view, **{name: getattr(vm, name) for name in times}))
+    if seconds is None:
+        return moment
+    due = at + timedelta(seconds=seconds)
+    # a moment that has passed is why this very step was run: it could not be served yet, and is not asked for at once
+    return min(due, moment) if moment and moment > at else due
+
+
 def _change(vm: VM, view: VMView, changes: Mapping[str, Any]) -> None:
     for name, value in changes.items():
         if name in _WISHES and getattr(vm, name) is not getattr(view, name):
@@ -222,7 +247,7 @@ def _move(session: Session, vm: VM, state: VMState, because: Reason | None) -> N
             vm.host_id = None
     if state is not vm.state or because:
         vm.reason = because.as_dict() if because else None
-    vm.state, vm.state_since, vm.due_at = state, at, at
+    vm.state, vm.state_since, vm.step_since, vm.due_at = state, at, None, at
 
 
 def _fail(session: Session, vm: VM, outcome: Fail) -> None:

@@ -51,6 +51,7 @@ class Settings(BaseSettings):
     shutdown_timeout: Duration = timedelta(seconds=90)
     host_call_timeout: Duration = timedelta(seconds=60)
     sync_every: Duration = timedelta(seconds=30)
+    claim_hold: Duration = timedelta(seconds=45)  # how long a claim outlives the process that made it
     workers: int = 64
     log: str = "json"
     crash_at: str = ""

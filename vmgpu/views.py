@@ -65,6 +65,7 @@ class VMView:
     on_stop: OnStop | None
     stop_mode: OnStop | None
     state_since: datetime
+    step_since: datetime | None
     lease_seconds: int
     expires_at: datetime | None
     delete_at: datetime | None

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sqlmodel import col
+from sqlmodel import col, select
 
 from vmgpu import crash, lifecycle, machines, outcomes, views
 from vmgpu.connections import Lanes, OpenHosts
@@ -39,8 +39,16 @@ from vmgpu.settings import Settings
 
 log = logging.getLogger(__name__)
 
-HOLD = timedelta(seconds=45)  # how long a claim outlives the process that made it
 MOST_JOBS = 512
+# giving back is tried until the host takes it; a VM that runs is not ended because a look at it failed
+_PATIENT = (
+    VMState.running,
+    VMState.stopping,
+    VMState.stopped,
+    VMState.releasing,
+    VMState.failed,
+    VMState.lost,
+)
 STORE = "store"  # the lane of work on no host
 
 
@@ -52,6 +60,7 @@ class Job:
     row_id: str
     token: str
     lane: str
+    since: datetime = field(default_factory=now)
     until: datetime | None = None
     doing: str = ""
     given_up: bool = False
@@ -122,6 +131,7 @@ class Worker:
             # what the hosts did while nobody looked: see them before the VMs on them take a step
             wake(session, Host, col(Host.id).is_not(None))
             wake(session, VM, col(VM.state).not_in([VMState.gone, VMState.pending]))
+            outcomes.give_time(session)
         self._deaf = self._db.listen(self._hear)
         for thread in self._threads:
             thread.start()
@@ -170,14 +180,15 @@ class Worker:
                 log.exception("the worker's loop")
                 self._stop.wait(1.0)
                 continue
-            left = (due - now()).total_seconds() if due else 5.0
+            full = len(self._jobs) >= MOST_JOBS  # then there is nothing to do before one of them ends
+            left = (due - now()).total_seconds() if due and not full else 5.0
             self._wake.wait(min(5.0, max(0.02, left)))
 
     def _claim_some(self) -> bool:
         claimed = False
         for kind in (Host, Image, ImageCopy, VM):
             while len(self._jobs) < MOST_JOBS and not self._stop.is_set():
-                row = claim(self._db, kind, now(), hold=HOLD)
+                row = claim(self._db, kind, now(), hold=self._settings.claim_hold)
                 if row is None:
                     break
                 claimed = True
@@ -218,7 +229,8 @@ class Worker:
 
     def _heart(self) -> None:
         """Keep the claims of steps at work, and give up those that hang."""
-        beat = 0
+        beat, hold = 0, self._settings.claim_hold
+        every = max(1, int(hold.total_seconds() // 4))
         while not self._stop.wait(1.0):
             with self._lock:
                 jobs = list(self._jobs.values())
@@ -226,18 +238,20 @@ class Worker:
                 if job.until and job.until < now() and not job.given_up:
                     self._give_up(job)
             beat += 1
-            if beat % 10 == 0:
+            if beat % every == 0:
                 for kind in (Host, Image, ImageCopy, VM):
                     tokens = [job.token for job in jobs if job.kind is kind and not job.given_up]
                     if tokens:
                         try:
-                            keep_claims(self._db, kind, tokens, now() + HOLD)
+                            keep_claims(self._db, kind, tokens, now() + hold)
                         except VmgpuError as bad:
                             log.warning("keeping claims: %s", bad.message)
 
     def _give_up(self, job: Job) -> None:
         """A step hangs: its thread is lost, its row is free, whatever it still brings is thrown away."""
         with self._lock:
+            if job.token not in self._jobs:
+                return  # it has just ended
             job.given_up = True
         log.warning("%s %s: %s hangs and is given up", job.kind.__name__, job.row_id, job.doing)
         self._lanes.done(job.lane)
@@ -245,7 +259,8 @@ class Worker:
             with self._db.write() as session:
                 row: Any = outcomes.held(session, job.kind, job.row_id, job.token)
                 host = session.get(Host, getattr(row, "host_id", None) or row.id)
-                because = reason(ReasonCode.call_hangs, host=host.name if host else "", seconds=job.doing)
+                seconds = round((now() - job.since).total_seconds())
+                because = reason(ReasonCode.call_hangs, host=host.name if host else "", seconds=seconds)
                 if hasattr(row, "reason"):
                     row.reason = because.as_dict()
                 outcomes.let_go(row, now() + timedelta(seconds=10))
@@ -262,13 +277,14 @@ class Worker:
                 settled = (VMState.running, VMState.stopped, VMState.stopping, VMState.capturing, VMState.building)
                 wake(session, VM, col(VM.id).in_(nudged), col(VM.state).in_(settled))
         with self._lock:
-            checking = [job for job in self._jobs.values() if job.kind is VM and job.doing == VMState.checking]
-        for job in checking:
-            with self._db.read() as session:
-                vm = session.get(VM, job.row_id)
-            if vm and vm.claim_token == job.token and vm.wanted is not Wanted.running:
-                with self._db.write() as session:
-                    outcomes.let_go(outcomes.held(session, VM, job.row_id, job.token), now())
+            checking = {job.token: job for job in self._jobs.values() if job.kind is VM and job.doing == "checking"}
+        if not checking:
+            return
+        unwanted = select(VM.claim_token).where(col(VM.claim_token).in_(checking), VM.wanted != Wanted.running)
+        with self._db.read() as session:
+            tokens = session.exec(unwanted).all()
+        for token in tokens:
+            self._drop(checking[str(token)], timedelta(0))
 
     # VMs
 
@@ -306,7 +322,11 @@ class Worker:
             if news is None:
                 return view
             with self._db.write() as session:
-                outcomes.apply_lease(session, outcomes.held(session, VM, job.row_id, job.token), news)
+                row = outcomes.held(session, VM, job.row_id, job.token)
+                # asked again with the row locked: it may have been extended a moment ago
+                news = lifecycle.lease(views.view(session, row, installation=self._installation), now(), self._settings)
+                if news:
+                    outcomes.apply_lease(session, row, news)
 
     def _step(self, job: Job, view: views.VMView) -> Outcome:
         """What follows for this VM now: a wish's pull, or its state's step; errors become outcomes here."""
@@ -317,13 +337,17 @@ class Worker:
         if step is None:
             return Nap(None)
         if view.host_id and self._host_is_away(view.host_id):
-            return Nap(15, reason(ReasonCode.host_unreachable, host=view.host_name, detail="no answer"))
-        job.until = now() + step.within
+            # its return wakes the VMs on it
+            return Nap(60, reason(ReasonCode.host_unreachable, host=view.host_name, detail="no answer"))
+        job.since, job.until = now(), now() + step.within
         try:
             return step.run(view, self._world(job, view))
         except HostUnreachable as bad:
+            if self._stop.is_set():  # it was us who hung up
+                self._drop(job, timedelta(0))
+                raise outcomes.TakenOver from bad
             self._away(view.host_id, bad)
-            return Nap(15, reason(ReasonCode.host_unreachable, host=view.host_name, detail=bad.message))
+            return Nap(2, reason(ReasonCode.host_unreachable, host=view.host_name, detail=bad.message))
         except CheckFailed as bad:
             blame = "card" if bad.reason.code.value.startswith("card_") else ""
             return Fail(bad.reason, blame)
@@ -340,8 +364,8 @@ class Worker:
             return self._refused(view, reason(ReasonCode.host_error, host=view.host_name, detail=detail, hint=""))
 
     def _refused(self, view: views.VMView, because: Reason) -> Outcome:
-        if view.state in (VMState.releasing, VMState.failed, VMState.lost, VMState.stopped, VMState.stopping):
-            return Nap(20, because)  # giving back is tried until the host takes it
+        if view.state in _PATIENT:
+            return Nap(20, because)
         return Fail(because, "card" if because.code.value.startswith(("card_", "group_")) else "host")
 
     def _world(self, job: Job, view: views.VMView) -> _World:
@@ -413,7 +437,7 @@ class Worker:
             host = session.get_one(Host, job.row_id)
         due = machines.survey_due(host.survey_asked, host.surveyed_at, now())
         view = machines.HostView(host.id, host.name, host.state, due)
-        job.doing, job.until = "visit", now() + timedelta(seconds=120)
+        job.doing, job.since, job.until = "visit", now(), now() + 2 * self._settings.host_call_timeout
         try:
             open_host = self._hosts.get(host.id)
             if view.state is HostState.removing:

@@ -65,6 +65,7 @@ def change(db: Database, actor: Actor, name: str, asked: HostChange) -> Host:
     must_be_admin(actor)
     with db.write() as session:
         host = find_host(session, name)
+        session.refresh(host, with_for_update=True)  # the leader compares its version
         for field, value in asked.model_dump(exclude_none=True).items():
             setattr(host, field, value)
         host.version += 1
@@ -94,6 +95,7 @@ def remove(db: Database, actor: Actor, name: str) -> Host:
     must_be_admin(actor)
     with db.write() as session:
         host = find_host(session, name)
+        session.refresh(host, with_for_update=True)  # the leader compares its version
         vms = session.exec(select(VM.name).where(VM.host_id == host.id, VM.state != VMState.gone)).all()
         if vms:
             raise Conflict(

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from sqlmodel import Session, col, delete, func, select
 
 from vmgpu import sshkeys
-from vmgpu.db import Database, note_setting, setting
+from vmgpu.db import Database, alone, note_setting, setting
 from vmgpu.errors import Conflict, Forbidden, Invalid, NotFound, Unauthenticated
 from vmgpu.models import VM, Image, Key, Token, TokenKind, User, VMMember, VMState, new_id, now
 from vmgpu.requests import KeyRequest, TokenRequest, UserRequest
@@ -26,6 +26,7 @@ TOKEN_FILE = "admin-token"  # noqa: S105 - a file's name
 def settle_in(db: Database, settings: Settings) -> None:
     """At the first start: this installation's id, its SSH key in guests, the first admin and the admin's token."""
     with db.write() as session:
+        alone(session)  # several processes may start at once
         if setting(session, "installation") is None:
             note_setting(session, "installation", new_id())
             ours = sshkeys.make_pair("vmgpu")

@@ -19,7 +19,6 @@ from vmgpu.models import (
     Flavor,
     Image,
     ImageState,
-    OnStop,
     User,
     VMMember,
     VMState,
@@ -98,7 +97,7 @@ def request(db: Database, settings: Settings, actor: Actor, asked: VMRequest) ->
 def start(db: Database, actor: Actor, ref: str) -> VM:
     """Wish the VM running; a lease that has ended begins anew."""
     with db.write() as session:
-        vm = find_vm(session, actor, ref)
+        vm = _locked(session, find_vm(session, actor, ref))
         if vm.wanted is Wanted.gone:
             raise Conflict(f"{vm.name} is being released", hint="Request a new VM.")
         if vm.wanted is Wanted.stopped:
@@ -115,12 +114,8 @@ def start(db: Database, actor: Actor, ref: str) -> VM:
 def stop(db: Database, actor: Actor, ref: str, asked: StopRequest) -> VM:
     """Wish the VM stopped; its slices are kept or given back as said, else as its `on_stop` says."""
     with db.write() as session:
-        vm = find_vm(session, actor, ref)
+        vm = _locked(session, find_vm(session, actor, ref))
         _not_leaving(vm)
-        if asked.slices is OnStop.release and vm.holds and vm.state is VMState.stopped:
-            vm.keep_until = now()
-        elif asked.slices is OnStop.keep and vm.state is VMState.stopped:
-            vm.keep_until = None
         vm.wanted, vm.stop_mode = Wanted.stopped, asked.slices
         return _wished(session, actor, vm, "stop")
 
@@ -128,7 +123,7 @@ def stop(db: Database, actor: Actor, ref: str, asked: StopRequest) -> VM:
 def reboot(db: Database, actor: Actor, ref: str) -> VM:
     """Wish one more boot of a running VM."""
     with db.write() as session:
-        vm = find_vm(session, actor, ref)
+        vm = _locked(session, find_vm(session, actor, ref))
         if vm.state is not VMState.running or vm.wanted is not Wanted.running:
             raise Conflict(f"{vm.name} is {vm.state}: only a running VM is rebooted", hint=f"vmgpu vm start {vm.name}")
         vm.boots += 1
@@ -138,7 +133,7 @@ def reboot(db: Database, actor: Actor, ref: str) -> VM:
 def reset(db: Database, actor: Actor, ref: str) -> VM:
     """Wish a fresh disk of the same image; what was on the old one is lost."""
     with db.write() as session:
-        vm = find_vm(session, actor, ref)
+        vm = _locked(session, find_vm(session, actor, ref))
         _not_leaving(vm)
         if vm.state not in (*_SETTLED, VMState.failed, VMState.lost) or vm.capture_as:
             raise Conflict(f"{vm.name} is {vm.state}", hint="Wait until it is running, stopped or failed.")
@@ -157,7 +152,7 @@ def reset(db: Database, actor: Actor, ref: str) -> VM:
 def extend(db: Database, settings: Settings, actor: Actor, ref: str, asked: ExtendRequest) -> VM:
     """Move the lease's end; from now where it has ended. Raises Invalid past the longest lease."""
     with db.write() as session:
-        vm = find_vm(session, actor, ref)
+        vm = _locked(session, find_vm(session, actor, ref))
         _not_leaving(vm)
         at = now()
         begun = max(at, vm.expires_at) if vm.expires_at else at + timedelta(seconds=vm.lease_seconds)
@@ -179,7 +174,7 @@ def extend(db: Database, settings: Settings, actor: Actor, ref: str, asked: Exte
 def release(db: Database, actor: Actor, ref: str) -> VM:
     """Wish the VM gone, with its disk; its owner and admins may."""
     with db.write() as session:
-        vm = find_vm(session, actor, ref, to_own=True)
+        vm = _locked(session, find_vm(session, actor, ref, to_own=True))
         if vm.state is VMState.gone:
             raise NotFound(f"{ref} is gone already", hint="List what there is: vmgpu vm list.")
         if vm.wanted is Wanted.gone:
@@ -191,7 +186,7 @@ def release(db: Database, actor: Actor, ref: str) -> VM:
 def capture(db: Database, settings: Settings, actor: Actor, ref: str, asked: CaptureRequest) -> Image:
     """Wish the VM's disk as a private image of its owner; the VM stops for the copy and goes on as it was."""
     with db.write() as session:
-        vm = find_vm(session, actor, ref, to_own=True)
+        vm = _locked(session, find_vm(session, actor, ref, to_own=True))
         _not_leaving(vm)
         if vm.state not in _SETTLED or not vm.has_disk:
             raise Conflict(f"{vm.name} is {vm.state}", hint="Take the snapshot when it is running or stopped.")
@@ -228,7 +223,7 @@ def console(
 ) -> Console | None:
     """The end of the VM's serial console: asked of its host, waited for so many seconds, else what is kept."""
     with db.read() as session:
-        vm = find_vm(session, actor, ref)
+        vm = _locked(session, find_vm(session, actor, ref))
         kept = session.get(Console, vm.id)
     if vm.host_id is None or vm.state not in _TALKING:
         return kept
@@ -287,6 +282,12 @@ def _refuse_impossible(session: Session, vm: VM) -> None:
     never = placement.never(wish, ledger.fleet(session))
     if never:
         raise Impossible(never.sentence(), hint=never.cure(), where="flavor")
+
+
+def _locked(session: Session, vm: VM) -> VM:
+    """The row as it is now, ours until the write ends: two wishes at once must both be seen."""
+    session.refresh(vm, with_for_update=True)
+    return vm
 
 
 def _not_leaving(vm: VM) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from sqlalchemy import or_
 from sqlmodel import Session, col, select
@@ -10,6 +11,7 @@ from sqlmodel import Session, col, select
 from vmgpu import ledger, placement
 from vmgpu.errors import Conflict
 from vmgpu.models import VM, Event, Image, Key, Token, User, VMState, Wanted
+from vmgpu.service import show
 from vmgpu.service.access import Actor, find_user, find_vm, visible_images, visible_vms
 from vmgpu.service.hosts import find_host
 from vmgpu.service.people import users_own
@@ -17,22 +19,22 @@ from vmgpu.service.people import users_own
 
 def vms(
     session: Session, actor: Actor, *, states: Sequence[VMState] = (), owner: str | None = None, gone: bool = False
-) -> list[VM]:
+) -> Sequence[VM]:
     """The VMs a person sees, oldest first; those that are gone only where asked for."""
-    query = select(VM).where(visible_vms(actor))
+    query = _shown_columns().where(visible_vms(actor))
     if states:
         query = query.where(col(VM.state).in_(states))
     elif not gone:
         query = query.where(VM.state != VMState.gone)
     if owner:
         query = query.where(VM.owner_id == find_user(session, owner, where="owner").id)
-    return list(session.exec(query.order_by(col(VM.created_at), col(VM.ticket))).all())
+    return _lines(session, query.order_by(col(VM.created_at), col(VM.ticket)))
 
 
-def queue(session: Session, actor: Actor) -> list[VM]:
+def queue(session: Session, actor: Actor) -> Sequence[VM]:
     """Those of the waiting VMs that a person sees, first to be served first."""
-    query = select(VM).where(VM.state == VMState.pending, VM.wanted == Wanted.running, visible_vms(actor))
-    return list(session.exec(query.order_by(col(VM.ticket))).all())
+    query = _shown_columns().where(VM.state == VMState.pending, VM.wanted == Wanted.running, visible_vms(actor))
+    return _lines(session, query.order_by(col(VM.ticket)))
 
 
 def why(session: Session, actor: Actor, ref: str) -> tuple[VM, tuple[placement.Step, ...]]:
@@ -92,3 +94,14 @@ def tokens(session: Session, actor: Actor, name: str | None) -> tuple[User, list
     user = users_own(session, actor, name)
     query = select(Token).where(Token.user_id == user.id).order_by(col(Token.created_at))
     return user, list(session.exec(query).all())
+
+
+def _shown_columns() -> Any:
+    return select(*show.vm_columns())
+
+
+def _lines(session: Session, query: Any) -> Sequence[VM]:
+    # lines have the attributes of a VM that `show.vms` reads, and no others
+    lines: Any = session.execute(query).all()
+    found: Sequence[VM] = lines
+    return found

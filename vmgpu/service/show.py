@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any, TypeVar
 
@@ -56,63 +56,61 @@ def said(stored: Any) -> Said | None:
 
 
 def vms(session: Session, rows: Sequence[VM]) -> list[VMOut]:
-    """These VMs, in this order; a handful of queries however many they are."""
+    """These VMs, in this order; a handful of queries however many they are. `vm_columns` are all it reads of a row."""
     ids = [vm.id for vm in rows]
-    users = {user.id: user.name for user in session.exec(select(User)).all()}
-    hosts = _by_id(session, Host, {vm.host_id for vm in rows if vm.host_id})
-    images = _by_id(session, Image, {i for vm in rows for i in (vm.image_id, vm.capture_as) if i})
-    members: dict[str, list[VMMember]] = defaultdict(list)
-    for member in _where_in(session, VMMember, VMMember.vm_id, ids):
-        members[member.vm_id].append(member)
+    users = dict(session.exec(select(User.id, User.name)).all())
+    hosts = {host_id: (name, uri.startswith("fake:")) for host_id, name, uri in _hosts(session)}
+    images = dict(session.exec(select(Image.id, Image.name)).all())
+    members, logins = _members(session, ids, users)
     cuts: dict[str, list[SliceOut]] = defaultdict(list)
-    for cut, gpu in _slices(session, vm_ids=ids):
-        cuts[cut.vm_id].append(_slice(cut, gpu))
+    for vm_id, cut in _slices(session, vm_ids=ids):
+        cuts[vm_id].append(cut)
     places = listed(session, rows)
     answer = []
     for vm in rows:
-        host = hosts.get(vm.host_id or "")
-        mine = next((m.login for m in members[vm.id] if m.user_id == vm.owner_id), None)
+        host, simulated = hosts.get(vm.host_id or "", (None, False))
         answer.append(
             VMOut(
-                **{
-                    name: getattr(vm, name)
-                    for name in (
-                        "id",
-                        "name",
-                        "address",
-                        "flavor",
-                        "vcpus",
-                        "memory_mib",
-                        "disk_gib",
-                        "profile",
-                        "fgpu",
-                        "card",
-                        "delete_at",
-                        "lease_seconds",
-                        "host_key",
-                        "created_at",
-                    )
-                },
-                warnings=list(vm.warnings),
+                id=vm.id,
+                name=vm.name,
                 owner=users.get(vm.owner_id, ""),
-                members=[users[m.user_id] for m in members[vm.id] if m.user_id in users],
+                members=members[vm.id],
                 state=vm.state.value,
                 wanted=vm.wanted.value,
                 since=vm.state_since,
                 position=places.get(vm.id),
                 reason=said(vm.reason),
-                login=mine,
-                image=images[vm.image_id].name,
-                host=host.name if host else None,
-                simulated=bool(host and host.simulated),
+                address=vm.address,
+                login=logins.get((vm.id, vm.owner_id)),
+                flavor=vm.flavor,
+                image=images[vm.image_id],
+                host=host,
+                simulated=simulated,
+                vcpus=vm.vcpus,
+                memory_mib=vm.memory_mib,
+                disk_gib=vm.disk_gib,
+                profile=vm.profile,
+                fgpu=vm.fgpu,
                 slices=cuts[vm.id],
+                card=vm.card,
+                warnings=list(vm.warnings),
                 on_stop=vm.on_stop.value if vm.on_stop else None,
-                capturing=images[vm.capture_as].name if vm.capture_as in images else None,
+                capturing=images.get(vm.capture_as or ""),
                 lease_ends=vm.expires_at,
+                lease_seconds=vm.lease_seconds,
+                delete_at=vm.delete_at,
                 keeps_slices_until=vm.keep_until if vm.holds else None,
+                host_key=vm.host_key,
+                created_at=vm.created_at,
             )
         )
     return answer
+
+
+def vm_columns() -> list[Any]:
+    """What `vms` reads of a row. Loading whole rows costs several times as much, which long lists would feel."""
+    table: Any = VM
+    return [getattr(table, name) for name in _VM_COLUMNS]
 
 
 def vm(session: Session, row: VM) -> VMOut:
@@ -127,8 +125,8 @@ def gpus(session: Session, host: Host | None = None, *, to: Actor | None = None)
     seen = select(VM.id, VM.name).where(col(VM.holds))
     names = dict(session.exec(seen.where(visible_vms(to)) if to else seen).all())
     cuts: dict[str, list[SliceOut]] = defaultdict(list)
-    for cut, gpu in _slices(session):
-        cuts[gpu.id].append(_slice(cut, gpu, vm=names.get(cut.vm_id)))
+    for vm_id, cut in _slices(session):
+        cuts[cut.gpu].append(cut.model_copy(update={"vm": names.get(vm_id)}))
     return [_gpu(gpu, hosts[gpu.host_id], cuts[gpu.id]) for gpu in rows]
 
 
@@ -241,28 +239,55 @@ def why(steps: Sequence[placement.Step]) -> list[StepOut]:
     return [StepOut(filter=step.filter.value, left=step.left, reason=said(step.reason)) for step in steps]
 
 
-def _slices(session: Session, *, vm_ids: list[str] | None = None) -> list[tuple[Slice, Gpu]]:
-    query = select(Slice, Gpu).join(Gpu, col(Gpu.id) == Slice.gpu_id).order_by(col(Slice.gpu_id), col(Slice.start))
+def _hosts(session: Session) -> Sequence[tuple[str, str, str]]:
+    return session.exec(select(Host.id, Host.name, Host.uri)).all()
+
+
+def _members(
+    session: Session, vm_ids: list[str], users: Mapping[str, str]
+) -> tuple[dict[str, list[str]], dict[tuple[str, str], str]]:
+    """The names of each VM's members, and the login of each member of each VM."""
+    query = select(VMMember.vm_id, VMMember.user_id, VMMember.login)
+    if len(vm_ids) < 500:
+        query = query.where(col(VMMember.vm_id).in_(vm_ids))
+    names: dict[str, list[str]] = defaultdict(list)
+    logins: dict[tuple[str, str], str] = {}
+    for vm_id, user_id, login in session.exec(query).all():
+        logins[vm_id, user_id] = login
+        if user_id in users:
+            names[vm_id].append(users[user_id])
+    return names, logins
+
+
+def _slices(session: Session, *, vm_ids: list[str] | None = None) -> Sequence[tuple[str, SliceOut]]:
+    """The ids of VMs with what each holds, in the order in which it lies on its card."""
+    query = select(  # type: ignore[call-overload]
+        Slice.vm_id, Slice.gpu_id, Slice.profile, Slice.start, Slice.cells, Slice.compute, Slice.memory_mib,
+        Gpu.model, Gpu.mode, Gpu.emulated,
+    ).join(Gpu, col(Gpu.id) == Slice.gpu_id)  # fmt: skip
     if vm_ids is not None and len(vm_ids) < 500:
         query = query.where(col(Slice.vm_id).in_(vm_ids))
-    return list(session.exec(query).all())
-
-
-def _slice(cut: Slice, gpu: Gpu, *, vm: str | None = None) -> SliceOut:
-    shape = _shape(gpu)
-    return SliceOut(
-        **cut.model_dump(include={"profile", "start", "cells", "compute", "memory_mib"}),
-        gpu=gpu.id,
-        model=gpu.model,
-        emulated=gpu.emulated,
-        memory_share=cut.cells / shape.cells if shape else 1,
-        compute_share=cut.compute / shape.compute if shape else 1,
-        vm=vm,
-    )
+    answer = []
+    for cut in session.exec(query.order_by(col(Slice.gpu_id), col(Slice.start))).all():
+        shape = _shape(cut.model, cut.mode)
+        shown = SliceOut(
+            gpu=cut.gpu_id,
+            model=cut.model,
+            emulated=cut.emulated,
+            profile=cut.profile,
+            start=cut.start,
+            cells=cut.cells,
+            compute=cut.compute,
+            memory_mib=cut.memory_mib,
+            memory_share=cut.cells / shape.cells if shape else 1,
+            compute_share=cut.compute / shape.compute if shape else 1,
+        )
+        answer.append((cut.vm_id, shown))
+    return answer
 
 
 def _gpu(gpu: Gpu, host: Host, cuts: list[SliceOut]) -> GpuOut:
-    shape, facts = _shape(gpu), gpu.facts
+    shape, facts = _shape(gpu.model, gpu.mode), gpu.facts
     return GpuOut(
         **gpu.model_dump(include={"id", "name", "model", "address", "emulated", "mode"}),
         host=host.name,
@@ -302,10 +327,8 @@ def _host(host: Host, held: list[VM], cards: list[GpuOut]) -> HostOut:
     )
 
 
-def _shape(gpu: Gpu) -> placement.CardModel | None:
-    if gpu.mode is None:
-        return None
-    return placement.shape_of(gpu.model, placement.Mode(gpu.mode))
+def _shape(model: str, mode: str | None) -> placement.CardModel | None:
+    return placement.shape_of(model, placement.Mode(mode)) if mode else None
 
 
 def _becomes(row: Flavor, model: str, mode: str, unit: Fraction) -> ShareOut | None:
@@ -342,3 +365,10 @@ def _where_in(session: Session, kind: type[Row], column: Any, ids: Sequence[str]
         return session.exec(select(kind).where(col(column).in_(ids))).all()
     wanted = set(ids)
     return [row for row in session.exec(select(kind)).all() if getattr(row, column.key) in wanted]
+
+
+_VM_COLUMNS = (
+    "id", "name", "owner_id", "state", "wanted", "state_since", "reason", "address", "flavor", "image_id", "host_id",
+    "vcpus", "memory_mib", "disk_gib", "profile", "fgpu", "card", "warnings", "on_stop", "capture_as", "expires_at",
+    "lease_seconds", "delete_at", "keep_until", "holds", "host_key", "created_at",
+)  # fmt: skip

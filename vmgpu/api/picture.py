@@ -7,16 +7,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlmodel import Session, col, select
+from sqlmodel import Session, col, func, select
 
 from vmgpu.errors import Conflict
 from vmgpu.models import VM, Event, Host, HostState, VMState, Wanted
-from vmgpu.service import lists, reach, show
-from vmgpu.service.access import Actor
+from vmgpu.service import reach, show
+from vmgpu.service.access import Actor, visible_vms
 from vmgpu.service.shapes import GpuOut, HostOut, SliceOut, VMOut
 from vmgpu.units import say_mib, say_span, say_time
 
 PHASES = ("pending", "carving", "building", "booting", "checking", "running")
+TINTS = 6
 MOST = 100  # VMs drawn at once; the command line lists all
 
 _PROVED = {
@@ -34,6 +35,7 @@ class Piece:
     profile: str = ""
     vm: str = ""
     vm_id: str = ""
+    tint: int = 0
     title: str = "free"
 
 
@@ -73,6 +75,7 @@ class VMPicture:
 
     vm: VMOut
     label: str
+    tint: int  # joins it to its place on the card, for the eye
     phases: tuple[Phase, ...]
     ready_in: str
     verbs: tuple[str, ...]
@@ -94,40 +97,44 @@ class Picture:
     running: int
     cells: int
     cells_free: int
-    waiting_in_all: int
+    others_waiting: int
     left_out: int
 
 
 def picture(session: Session, actor: Actor, at: datetime) -> Picture:
     """The fleet, the VMs and the queue as this person may see them now."""
-    rows = lists.vms(session, actor)
-    drawn = rows[:MOST]
+    seen = (VM.state != VMState.gone, visible_vms(actor))
+    in_all = session.exec(select(func.count()).select_from(VM).where(*seen)).one()
+    drawn = session.exec(select(VM).where(*seen).order_by(col(VM.ticket).desc()).limit(MOST)).all()[::-1]
     took = _seconds(session, drawn)
+    tints = {row.id: row.ticket % TINTS for row in drawn}  # of one request, no two neighbours are alike
     drawings = [
-        _vm(vm, actor, at, ssh=_ssh(session, actor, vm), took=took.get(vm.id, {})) for vm in show.vms(session, drawn)
+        _vm(vm, actor, at, ssh=_ssh(session, actor, vm), took=took.get(vm.id, {}), tint=tints[vm.id])
+        for vm in show.vms(session, drawn)
     ]
     mine = {(cut.gpu, cut.start): one for one in drawings for cut in one.vm.slices}
     hosts = show.hosts(session, session.exec(select(Host).order_by(col(Host.name))).all(), to=actor)
     fleet = tuple(_host(host, mine) for host in hosts)
     open_cards = [card for host in fleet for card in host.cards if _open(host.host, card.gpu)]
     queue = sorted((one for one in drawings if one.vm.position), key=lambda one: one.vm.position or 0)
-    waiting = select(VM.id).where(VM.state == VMState.pending, VM.wanted == Wanted.running)
+    waiting = select(func.count()).select_from(VM).where(VM.state == VMState.pending, VM.wanted == Wanted.running)
+    unseen = session.exec(waiting).one() - session.exec(waiting.where(visible_vms(actor))).one()
     return Picture(
         at=at,
         hosts=fleet,
         vms=tuple(one for one in drawings if not one.vm.position),
         queue=tuple(queue),
-        running=sum(row.state is VMState.running for row in rows),
+        running=sum(row.state is VMState.running for row in drawn),
         cells=sum(card.gpu.cells for card in open_cards),
         cells_free=sum(card.free for card in open_cards),
-        waiting_in_all=len(session.exec(waiting).all()),
-        left_out=len(rows) - len(drawn),
+        others_waiting=unseen,
+        left_out=in_all - len(drawn),
     )
 
 
 def one_vm(session: Session, actor: Actor, row: VM, at: datetime) -> VMPicture:
     """One VM, for a dialog about it."""
-    return _vm(show.vm(session, row), actor, at, ssh="", took={})
+    return _vm(show.vm(session, row), actor, at, ssh="", took={}, tint=row.ticket % TINTS)
 
 
 def verbs(vm: VMOut, actor: Actor) -> tuple[str, ...]:
@@ -147,11 +154,12 @@ def verbs(vm: VMOut, actor: Actor) -> tuple[str, ...]:
     return (*may, "release") if owns else tuple(may)
 
 
-def _vm(vm: VMOut, actor: Actor, at: datetime, *, ssh: str, took: dict[str, float]) -> VMPicture:
+def _vm(vm: VMOut, actor: Actor, at: datetime, *, ssh: str, took: dict[str, float], tint: int) -> VMPicture:
     lease, lease_at = _lease(vm, at)
     return VMPicture(
         vm=vm,
         label=vm.name if vm.owner == actor.name else f"{vm.owner}/{vm.name}",
+        tint=tint,
         phases=_phases(vm, took, at),
         ready_in=say_span(timedelta(seconds=sum(took.values()))) if vm.state == "running" and took else "",
         verbs=verbs(vm, actor),
@@ -249,7 +257,9 @@ def _piece(cut: SliceOut, holder: VMPicture | None) -> Piece:
     share = f"{cut.memory_share:.0%} of memory, {cut.compute_share:.0%} of compute".replace("%", " %")
     name = holder.label if holder else ""
     title = f"{cut.profile}: {share}; held by {name or 'another person'}"
-    return Piece(cut.cells, cut.profile, name, holder.vm.id if holder else "", title)
+    if holder is None:
+        return Piece(cut.cells, cut.profile, title=title)
+    return Piece(cut.cells, cut.profile, name, holder.vm.id, holder.tint, title)
 
 
 def _open(host: HostOut, gpu: GpuOut) -> bool:

@@ -6,6 +6,7 @@ catches nothing and logs nothing: the worker applies the outcome, and only if no
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -195,8 +196,8 @@ def check(vm: VMView, world: World) -> Outcome:
             return _proved(world, guest.Checked(card=card, cloud_init=guest.CloudInit.done))
         waiting = verdict = reason(ReasonCode.waiting_ssh, address=vm.address)
     else:
-        # the agent and sshd come up together: waiting for it costs an emulated guest nothing, a refused connection does
-        world.host.wait_guest(vm.id, 45 if vm.image.has_init else 0)
+        if vm.image.has_init and not _console_says_done(vm, world):
+            return Nap(0, reason(ReasonCode.waiting_cloud_init))
         try:
             return _proved(world, _look_inside(vm, world))
         except guest.NotYet as not_yet:
@@ -418,6 +419,25 @@ def _cut(vm: VMView, world: World) -> tuple[HostDevice, ...]:
 def _give_back(vm: VMView, world: World) -> None:
     for cut in vm.slices:
         world.carver(cut.gpu.mode).release(cut)
+
+
+# cloud-init's last line on the console of every boot; by then sshd has long been up
+_DONE = re.compile(rb"Cloud-init v\. \S+ finished at ")
+
+
+def _console_says_done(vm: VMView, world: World) -> bool:
+    """Whether it is time to log in. Reading the console's end costs the guest nothing, a login costs an emulated one
+    a second that its owner is waiting for. An image that says nothing there is looked into after a while all the same.
+    """
+    patience = timedelta(seconds=15 if vm.accel == "kvm" else 90)
+    if world.now - vm.state_since > patience:
+        return True
+    until = time.monotonic() + 10
+    while not _DONE.search(world.host.console(vm.id, 16 * 1024)):
+        if time.monotonic() > until or not world.host.wait_guest(vm.id, 5):
+            return False
+        time.sleep(0.5)
+    return True
 
 
 def _proved(world: World, done: guest.Checked) -> Hop:

@@ -205,14 +205,16 @@ def _lease(vm: VMOut, at: datetime) -> tuple[str, str]:
 def _size(vm: VMOut) -> str:
     parts = [f"{vm.vcpus} vCPU", f"{say_mib(vm.memory_mib)} memory", f"{vm.disk_gib} GiB disk"]
     if vm.slices:
-        parts += [f"{cut.profile} of {_model(cut)}" for cut in vm.slices]
+        parts += [f"{cut.profile} of {_model(vm, cut)}" for cut in vm.slices]
     elif vm.profile or vm.fgpu:
         parts.append(vm.profile or f"{vm.fgpu} fGPU")
     return " · ".join(parts)
 
 
-def _model(cut: SliceOut) -> str:
-    return f"an emulated {cut.model}" if cut.emulated else f"a {cut.model}"
+def _model(vm: VMOut, cut: SliceOut) -> str:
+    if vm.simulated:
+        return f"a simulated {cut.model}"
+    return f"an emulated {cut.model}" if cut.emulated else f"one {cut.model}"
 
 
 def _proved(vm: VMOut) -> str:

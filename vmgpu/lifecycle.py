@@ -190,14 +190,12 @@ def boot(vm: VMView, world: World) -> Outcome:
 @step(S.checking, within=400)
 def check(vm: VMView, world: World) -> Outcome:
     """See SSH with the pinned key, cloud-init done and the card there; what is not yet there is waited for."""
+    waiting = verdict = reason(ReasonCode.waiting_cloud_init)
     if vm.simulated:
         ready, card = cast(Simulated, world.host).guest_checked(vm.id, vm.devices)
         if ready:
             return _proved(world, guest.Checked(card=card, cloud_init=guest.CloudInit.done))
-        waiting = verdict = reason(ReasonCode.waiting_ssh, address=vm.address)
-    else:
-        if vm.image.has_init and not _console_says_done(vm, world):
-            return Nap(0, reason(ReasonCode.waiting_cloud_init))
+    elif not vm.image.has_init or _console_says_done(vm, world):
         try:
             return _proved(world, _look_inside(vm, world))
         except guest.NotYet as not_yet:
@@ -208,7 +206,7 @@ def check(vm: VMView, world: World) -> Outcome:
         if guest.says_no_seed(world.host.console(vm.id)):
             verdict = reason(ReasonCode.seed_not_found)
         return Fail(reason(verdict.code, **verdict.args, vm=vm.title))
-    return Nap(0.5 if vm.simulated else 2, waiting)
+    return Nap(0.5 if vm.simulated else 1, waiting)
 
 
 @step(S.running, within=60)

@@ -4,30 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from vmgpu.hypervisor import HostRef, ImageRef, Network, NetworkRef, Seed, VMSpec
+from tests.hypervisor.live import INSTALLATION, NAT, SpecMaker
+from vmgpu.hypervisor import HostRef, ImageRef, Seed, VMSpec
 from vmgpu.hypervisor.kvm import KvmHost
-
-INSTALLATION = "8d7c3f5e-test"
-NAT = NetworkRef(Network.nat, "vmgpu")
-
-SpecMaker = Callable[..., VMSpec]
-
-
-def wait_address(host: KvmHost, spec: VMSpec, within: float = 60) -> str:
-    """The guest's address, once it has one."""
-    deadline = time.monotonic() + within
-    while (address := host.address(spec.id, spec.mac, spec.network)) is None:
-        assert time.monotonic() < deadline, host.console(spec.id)
-        time.sleep(0.2)
-    return address
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.hypervisor.conftest import SpecMaker, wait_address
+from tests.hypervisor.live import SpecMaker, wait_address
 from vmgpu.hypervisor import ImageRef, Network, NetworkRef, Power, Seed
 from vmgpu.hypervisor.kvm import KvmHost
 from vmgpu.lab.guestimage import ensure_guest_image

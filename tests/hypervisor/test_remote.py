@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from tests.hypervisor.conftest import INSTALLATION, NAT, SpecMaker, wait_address
+from tests.hypervisor.live import INSTALLATION, NAT, SpecMaker, wait_address
 from vmgpu.errors import HostRefused, HostUnreachable
 from vmgpu.hypervisor import HostRef, ImageRef, Power
 from vmgpu.hypervisor.kvm import KvmHost

@@ -48,6 +48,13 @@ from vmgpu.service.vms import listed
 
 Row = TypeVar("Row", bound=SQLModel)
 
+# what `vms` reads of a row: loading whole rows, with all their JSON, costs several times as much
+VM_COLUMNS = (
+    "id", "name", "owner_id", "state", "wanted", "state_since", "reason", "address", "flavor", "image_id", "host_id",
+    "vcpus", "memory_mib", "disk_gib", "profile", "fgpu", "card", "warnings", "on_stop", "capture_as", "expires_at",
+    "lease_seconds", "delete_at", "keep_until", "holds", "host_key", "created_at",
+)  # fmt: skip
+
 
 def said(stored: Any) -> Said | None:
     """A stored Reason in words."""
@@ -56,7 +63,7 @@ def said(stored: Any) -> Said | None:
 
 
 def vms(session: Session, rows: Sequence[VM]) -> list[VMOut]:
-    """These VMs, in this order; a handful of queries however many they are. `vm_columns` are all it reads of a row."""
+    """These VMs, in this order; a handful of queries however many they are. `VM_COLUMNS` are all it reads of a row."""
     ids = [vm.id for vm in rows]
     users = dict(session.exec(select(User.id, User.name)).all())
     hosts = {host_id: (name, uri.startswith("fake:")) for host_id, name, uri in _hosts(session)}
@@ -105,12 +112,6 @@ def vms(session: Session, rows: Sequence[VM]) -> list[VMOut]:
             )
         )
     return answer
-
-
-def vm_columns() -> list[Any]:
-    """What `vms` reads of a row. Loading whole rows costs several times as much, which long lists would feel."""
-    table: Any = VM
-    return [getattr(table, name) for name in _VM_COLUMNS]
 
 
 def vm(session: Session, row: VM) -> VMOut:
@@ -365,10 +366,3 @@ def _where_in(session: Session, kind: type[Row], column: Any, ids: Sequence[str]
         return session.exec(select(kind).where(col(column).in_(ids))).all()
     wanted = set(ids)
     return [row for row in session.exec(select(kind)).all() if getattr(row, column.key) in wanted]
-
-
-_VM_COLUMNS = (
-    "id", "name", "owner_id", "state", "wanted", "state_since", "reason", "address", "flavor", "image_id", "host_id",
-    "vcpus", "memory_mib", "disk_gib", "profile", "fgpu", "card", "warnings", "on_stop", "capture_as", "expires_at",
-    "lease_seconds", "delete_at", "keep_until", "holds", "host_key", "created_at",
-)  # fmt: skip

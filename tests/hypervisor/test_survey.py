@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import libvirt
 import pytest
 
 from vmgpu.hypervisor import GpuFacts, HostFacts, HostRef, Network, NetworkRef, NumaNode
@@ -261,3 +263,18 @@ def test_a_device_without_class_and_driver_is_doubtful_not_a_card(tree: Tree) ->
     assert facts.gpus == () and any("names no class" in each for each in facts.warnings)
     tree.function("0000:01:00.0", ids="1002:71c4", class_code="030000")
     assert only(look(Connection(node("0000:01:00.0", inner)), tree.root)).numa_node is None  # sysfs knows the class
+
+
+@pytest.mark.libvirt
+@pytest.mark.skipif("VMGPU_TEST_LIBVIRT" not in os.environ, reason="VMGPU_TEST_LIBVIRT names no libvirtd")
+def test_this_machine_is_surveyed_by_its_own_libvirt() -> None:
+    connection = libvirt.open(os.environ["VMGPU_TEST_LIBVIRT"])
+    try:
+        facts = look(connection, Path("/"), emulate=("A30",))
+    finally:
+        connection.close()
+    assert facts.hostname and facts.libvirt and facts.qemu and facts.cpu_model
+    assert facts.threads == os.cpu_count() and facts.memory_mib > 512
+    assert facts.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert sum(node.memory_mib for node in facts.numa) == pytest.approx(facts.memory_mib, abs=64)
+    assert facts.gpus[0].emulated and all(each.address for each in facts.gpus[1:])

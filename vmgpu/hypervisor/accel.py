@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -60,7 +61,7 @@ def choose(
     kernel = newest_kernel(kernels)
     if kernel is None:
         # Not kept: installing a kernel package mends it.
-        return Choice("tcg", "KVM was not probed: no guest kernel was found under " + " or ".join(kernels))
+        return Choice("tcg", "KVM was not probed: no readable guest kernel was found under " + " or ".join(kernels))
     choice = probe(connection, kernel, pool=pool, seconds=seconds)
     _remember(memory, choice)
     return choice
@@ -75,7 +76,8 @@ def offers_kvm(connection: Any) -> bool:
 def newest_kernel(patterns: Sequence[str]) -> Path | None:
     """The newest readable kernel file that matches the first pattern with any."""
     for pattern in patterns:
-        found = [each for each in Path("/").glob(pattern.lstrip("/")) if each.is_file() and each.stat().st_size]
+        # Ubuntu's kernels are for root alone.
+        found = [each for each in Path("/").glob(pattern.lstrip("/")) if each.is_file() and os.access(each, os.R_OK)]
         if found:
             return max(found, key=lambda each: each.stat().st_mtime)
     return None

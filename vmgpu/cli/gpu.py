@@ -1,0 +1,118 @@
+"""vmgpu gpu: cards, and what 1 fGPU is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from vmgpu.cli import say
+from vmgpu.cli.desk import Desk, Refused, verb
+
+
+@click.group()
+def gpu() -> None:
+    """Cards, and what 1 fGPU is."""
+
+
+@verb(gpu, "list")
+def list_gpus(desk: Desk) -> None:
+    """All cards with what is cut from them."""
+    found = desk.items("gpus")
+    rows = [[g["id"][:8], g["host"], g["name"], g["model"], _kind(g), g["state"], _held(g)] for g in found]
+    head = ("id", "host", "name", "model", "given out", "state", "slices")
+    desk.done({"items": found}, lambda: say.table(head, rows, empty="No host has shown a card yet."))
+
+
+@verb(gpu, "show")
+@click.argument("card")
+def show(desk: Desk, card: str) -> None:
+    """One card, by id, the beginning of its id, name or address."""
+    found = _card(desk, card)
+    desk.done(found, lambda: _show(found))
+
+
+@verb(gpu, "unit")
+@click.argument("model", required=False)
+@click.argument("share", required=False)
+def unit(desk: Desk, model: str | None, share: str | None) -> None:
+    """Set the share of a card that 1 fGPU is; without arguments, list what it is."""
+    if model is None:
+        found = desk.items("gpu-units")
+        rows = [[u["model"], u["share"], _becomes(u)] for u in found]
+        desk.done({"items": found}, lambda: say.table(("model", "share", "1 fGPU is"), rows, empty="No cards yet."))
+        return
+    if share is None:
+        raise click.UsageError("say the share as well: vmgpu gpu unit MODEL 0.5")
+    made = desk.put("gpu-units", model, body={"share": share})
+    desk.done(made, lambda: click.echo(f"1 fGPU is {made['share']} of a {made['model']}: {_becomes(made)}."))
+
+
+@verb(gpu, "clear")
+@click.argument("card")
+def clear(desk: Desk, card: str) -> None:
+    """End a card's quarantine, after somebody has looked at it."""
+    _after(desk, desk.post("gpus", _card(desk, card)["id"], "clear"))
+
+
+@verb(gpu, "offer")
+@click.argument("card")
+def offer(desk: Desk, card: str) -> None:
+    """Give a real card out, whole."""
+    _after(desk, desk.post("gpus", _card(desk, card)["id"], "offer", body={"offered": True}))
+
+
+@verb(gpu, "withhold")
+@click.argument("card")
+def withhold(desk: Desk, card: str) -> None:
+    """Keep a real card for the host."""
+    _after(desk, desk.post("gpus", _card(desk, card)["id"], "offer", body={"offered": False}))
+
+
+def _after(desk: Desk, changed: dict[str, Any]) -> None:
+    desk.done(changed, lambda: _show(changed))
+
+
+def _card(desk: Desk, text: str) -> dict[str, Any]:
+    """The card that is meant: reasons name cards by name, lists by the beginning of their id."""
+    found = [g for g in desk.items("gpus") if text in (g["id"], g["name"], g["address"])]
+    found = found or [g for g in desk.items("gpus") if len(text) >= 4 and g["id"].startswith(text)]
+    if len(found) == 1:
+        return found[0]
+    said = f"Several cards are called {text!r}" if found else f"There is no card {text!r}"
+    raise Refused({"code": "conflict" if found else "not_found", "message": said, "hint": "List them: vmgpu gpu list."})
+
+
+def _becomes(unit: dict[str, Any]) -> str:
+    return str(unit["becomes"]["says"]) if unit["becomes"] else "no profile of this model meets it"
+
+
+def _kind(card: dict[str, Any]) -> str:
+    return "emulated" if card["emulated"] else card["mode"] or "no: left alone"
+
+
+def _held(card: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{cut['profile']}@{cut['start']}" + (f" {cut['vm']}" if cut["vm"] else "") for cut in card["slices"]
+    )
+
+
+def _show(card: dict[str, Any]) -> None:
+    say.facts(
+        [
+            ("id", card["id"]),
+            ("name", card["name"]),
+            ("host", card["host"] + (" (simulated)" if card["simulated"] else "")),
+            ("model", card["model"]),
+            ("address", card["address"]),
+            ("given out", _kind(card)),
+            ("state", card["state"]),
+            ("reason", say.reason(card["reason"])),
+            ("memory", say.mib(card["memory_mib"])),
+            ("IOMMU group", card["iommu_group"]),
+            ("NUMA node", card["numa_node"]),
+            ("driver", card["driver"]),
+            ("cannot be", [f"{mode}: {why}" for mode, why in card["refusals"].items()]),
+            ("slices", _held(card)),
+        ]
+    )

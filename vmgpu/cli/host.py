@@ -1,0 +1,163 @@
+"""vmgpu host: machines that run VMs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from vmgpu.cli import say
+from vmgpu.cli.desk import Desk, Refused, verb
+
+
+@click.group()
+def host() -> None:
+    """Machines that run VMs."""
+
+
+@verb(host, "add")
+@click.argument("name")
+@click.argument("uri")
+@click.option("--emulate", multiple=True, metavar="MODEL[,N]", help="Cards that stand in for real ones.")
+@click.option("--bridge", help="An existing bridge for the VMs; else a network of our own behind NAT.")
+@click.option("--overcommit", type=float, help="vCPUs per thread  [4].")
+@click.option(
+    "--host-key", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The remote host's SSH key."
+)
+@click.option("--wait", default=120.0, show_default=True, help="Seconds to wait for the first survey.")
+def add(
+    desk: Desk,
+    name: str,
+    uri: str,
+    emulate: tuple[str, ...],
+    bridge: str | None,
+    overcommit: float | None,
+    host_key: Path | None,
+    wait: float,
+) -> None:
+    """Take a host in and wait for its first survey.
+
+    URI: qemu:///system, qemu+ssh://USER@HOST/system, or fake://8xA100-80GB for a simulated one.
+    """
+    body = {
+        "name": name,
+        "uri": uri,
+        "emulate": list(emulate),
+        "bridge": bridge,
+        "overcommit": overcommit,
+        "host_key": _key_in(host_key) if host_key else None,
+    }
+    made = desk.post("hosts", body={k: v for k, v in body.items() if v is not None}, wait=wait)
+    desk.done(made, lambda: _show(made))
+    _must_be_surveyed(made)
+
+
+@verb(host, "list")
+def list_hosts(desk: Desk) -> None:
+    """All hosts."""
+    found = desk.items("hosts")
+    rows = [
+        [h["name"], _state(h), h["uri"], f"{h['vcpus_held']} of {h['threads']}x{h['overcommit']:g}",
+         f"{say.mib(h['memory_held_mib'])} of {say.mib(h['memory_mib'])}", len(h["gpus"]), h["vms"]]
+        for h in found
+    ]  # fmt: skip
+    head = ("name", "state", "uri", "vcpus", "memory", "cards", "vms")
+    desk.done({"items": found}, lambda: say.table(head, rows, empty="There is no host yet: vmgpu host add NAME URI."))
+
+
+@verb(host, "show")
+@click.argument("name")
+def show(desk: Desk, name: str) -> None:
+    """One host with its cards."""
+    found = desk.get("hosts", name)
+    desk.done(found, lambda: _show(found))
+
+
+@verb(host, "remove")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--wait", default=60.0, show_default=True, help="Seconds to wait until it is gone.")
+def remove(desk: Desk, name: str, yes: bool, wait: float) -> None:
+    """Let a host go; refused while it holds VMs."""
+    desk.sure(f"Let host {name} go?", yes=yes)
+    gone = desk.delete("hosts", name, wait=wait)
+    desk.done(gone, lambda: click.echo(f"Host {name} is let go."))
+
+
+@verb(host, "drain")
+@click.argument("name")
+@click.option("--off", is_flag=True, help="Let new VMs in again.")
+def drain(desk: Desk, name: str, off: bool) -> None:
+    """Keep new VMs away; those that are there go on."""
+    changed = desk.patch("hosts", name, body={"draining": not off})
+    said = f"Host {name} takes new VMs again." if off else f"Host {name} takes no new VMs."
+    desk.done(changed, lambda: click.echo(said))
+
+
+@verb(host, "set")
+@click.argument("name")
+@click.option("--overcommit", type=float, required=True, help="vCPUs per thread.")
+def set_host(desk: Desk, name: str, overcommit: float) -> None:
+    """Change a host's settings."""
+    changed = desk.patch("hosts", name, body={"overcommit": overcommit})
+    desk.done(changed, lambda: click.echo(f"Host {name} promises {changed['overcommit']:g} vCPUs per thread."))
+
+
+@verb(host, "survey")
+@click.argument("name")
+@click.option("--wait", default=60.0, show_default=True, help="Seconds to wait for it.")
+def survey(desk: Desk, name: str, wait: float) -> None:
+    """Look again at what a host has."""
+    found = desk.post("hosts", name, "survey", wait=wait)
+    desk.done(found, lambda: _show(found))
+    _must_be_surveyed(found)
+
+
+def _must_be_surveyed(found: dict[str, Any]) -> None:
+    if found["state"] == "ready" and not found["reason"]:
+        return
+    if found["reason"]:
+        error = {
+            "message": found["reason"]["sentence"],
+            "hint": found["reason"]["cure"],
+            "code": found["reason"]["code"],
+        }
+    else:
+        hint = f"Look again later: vmgpu host show {found['name']}."
+        error = {"message": f"The survey of {found['name']} is not in yet", "hint": hint, "code": "not_surveyed"}
+    raise Refused(error)
+
+
+def _state(found: dict[str, Any]) -> str:
+    return "draining" if found["draining"] and found["state"] == "ready" else str(found["state"])
+
+
+def _show(found: dict[str, Any]) -> None:
+    facts = found["facts"] or {}
+    say.facts(
+        [
+            ("name", found["name"] + (" (simulated)" if found["simulated"] else "")),
+            ("state", _state(found)),
+            ("reason", say.reason(found["reason"])),
+            ("uri", found["uri"]),
+            ("vcpus", f"{found['vcpus_held']} held; {found['threads']} threads, {found['overcommit']:g} vCPUs each"),
+            ("memory", f"{say.mib(found['memory_held_mib'])} held of {say.mib(found['memory_mib'])}, "
+                       f"{say.mib(found['memory_reserve_mib'])} kept for the host"),
+            ("disk", f"{found['disk_free_gib']} GiB free of {found['disk_gib']} GiB" if facts else None),
+            ("network", found["bridge"] or facts.get("network_range")),
+            ("libvirt", facts.get("libvirt")),
+            ("guests run by", facts.get("accel")),
+            ("warnings", facts.get("warnings")),
+            ("orphans", found["orphans"]),
+            ("surveyed", say.when(found["surveyed_at"])),
+        ]
+    )  # fmt: skip
+    for card in found["gpus"]:
+        held = ", ".join(f"{cut['profile']} at {cut['start']}: {cut['vm'] or '-'}" for cut in card["slices"])
+        kind = "emulated" if card["emulated"] else card["mode"] or "left alone"
+        click.echo(f"card  {say.cell(card['name'])}  {card['model']}  {kind}  {card['state']}  {held or 'free'}")
+
+
+def _key_in(path: Path) -> str:
+    return next((line.strip() for line in path.read_text(errors="replace").splitlines() if line.strip()), "")

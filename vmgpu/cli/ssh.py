@@ -1,0 +1,50 @@
+"""Become OpenSSH, with the host key pinned that vmgpu made for the VM."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vmgpu.cli.desk import Refused
+
+
+def go(way: dict[str, Any], *, login: str | None, command: Sequence[str]) -> None:
+    """Run `ssh` in this process's place; it ends with ssh's exit code."""
+    known = _pinned(way)
+    arguments = ssh_arguments(way, known, login=login, command=command)
+    sys.stdout.flush()
+    try:
+        os.execvp("ssh", arguments)  # noqa: S606 - a list, and no shell
+    except FileNotFoundError:
+        hint = "Install it: apt install openssh-client."
+        raise Refused({"code": "setup", "message": "There is no ssh program here", "hint": hint}) from None
+
+
+def ssh_arguments(way: dict[str, Any], known: Path, *, login: str | None, command: Sequence[str]) -> list[str]:
+    """The whole command line. What the caller's own ~/.ssh/config says of keys and agents still holds."""
+    kind = way["host_key"].split()[0]
+    options = {
+        "UserKnownHostsFile": known,
+        "GlobalKnownHostsFile": "/dev/null",
+        "StrictHostKeyChecking": "yes",
+        "HostKeyAlias": way["alias"],
+        "HostKeyAlgorithms": kind,
+        "CheckHostIP": "no",
+        "UpdateHostKeys": "no",
+    }
+    given = [part for name, value in options.items() for part in ("-o", f"{name}={value}")]
+    jump = ["-J", way["jump"]] if way["jump"] else []
+    who = f"{login or way['login']}@{way['address']}"
+    return ["ssh", *given, *jump, "-p", str(way["port"]), "--", who, *command]
+
+
+def _pinned(way: dict[str, Any]) -> Path:
+    """A file of our own with this one host key: ssh keeps reading it after we are gone, and ~/.ssh stays as it is."""
+    folder = Path.home() / ".cache" / "vmgpu" / "known_hosts"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / str(way["alias"])
+    path.write_text(way["known_hosts"] + "\n")
+    return path

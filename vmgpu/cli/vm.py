@@ -1,0 +1,229 @@
+"""vmgpu vm: virtual machines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from vmgpu.cli import say, watch
+from vmgpu.cli.desk import Desk, verb
+
+_WAIT = click.option("--wait", is_flag=True, help="Wait for it, saying each phase.")
+_TIMEOUT = click.option("--timeout", metavar="SPAN", help="Wait no longer than this, like 10m.")
+_YES = click.option("--yes", is_flag=True, help="Do not ask.")
+
+
+@click.group()
+def vm() -> None:
+    """Virtual machines. NAME is a VM's name, OWNER/NAME or its id."""
+
+
+@verb(vm, "list")
+@click.option("--state", multiple=True, help="Only these states.")
+@click.option("--owner", help="Only this person's.")
+@click.option("--all", "gone", is_flag=True, help="Also those that are gone.")
+def list_vms(desk: Desk, state: tuple[str, ...], owner: str | None, gone: bool) -> None:
+    """The VMs that you see."""
+    found = desk.items("vms", state=list(state) or None, owner=owner, all="true" if gone else None)
+    rows = [
+        [v["name"], v["owner"], v["state"], v["position"], _gpu(v), v["host"], v["address"], say.left(v["lease_ends"]),
+         say.reason(v["reason"])]
+        for v in found
+    ]  # fmt: skip
+    head = ("name", "owner", "state", "queue", "gpu", "host", "address", "lease", "reason")
+    empty = "There is no VM: vmgpu vm request --name NAME --flavor F --image I."
+    desk.done({"items": found}, lambda: say.table(head, rows, empty=empty))
+
+
+@verb(vm, "show")
+@click.argument("name")
+def show(desk: Desk, name: str) -> None:
+    """One VM."""
+    found = desk.get("vms", name)
+    desk.done(found, lambda: _show(found))
+
+
+@verb(vm, "request")
+@click.option("--name", required=True, help="A name, or a pattern with {n} for the number.")
+@click.option("--count", type=int, default=1, show_default=True)
+@click.option("--flavor", required=True)
+@click.option("--image", required=True)
+@click.option("--owner", help="Whose it is; yours unless an admin says otherwise.")
+@click.option("--member", multiple=True, help="Who uses it as well.")
+@click.option("--lease", metavar="SPAN", help="How long, like 8h.")
+@click.option("--on-stop", type=click.Choice(["keep", "release"]), help="What a stop does with the slices.")
+@_WAIT
+@_TIMEOUT
+def request(desk: Desk, member: tuple[str, ...], wait: bool, timeout: str | None, **wish: Any) -> None:
+    """Ask for VMs. Those that find no place now wait, and start by themselves."""
+    body = {key: value for key, value in wish.items() if value is not None} | {"members": list(member)}
+    made = desk.post("vms", body=body)["items"]
+    if wait:
+        made = watch.vms(desk, [one["id"] for one in made], ["running"], timeout=timeout)
+    desk.done({"items": made}, lambda: _list_short(made))
+
+
+@verb(vm, "stop")
+@click.argument("name")
+@click.option("--keep-gpu", "slices", flag_value="keep", help="Keep its slices.")
+@click.option("--release-gpu", "slices", flag_value="release", help="Give its slices to those who wait.")
+@_WAIT
+@_TIMEOUT
+def stop(desk: Desk, name: str, slices: str | None, wait: bool, timeout: str | None) -> None:
+    """Shut a VM down; its disk stays."""
+    _wish(desk, desk.post("vms", name, "stop", body={"slices": slices}), ["stopped"], wait, timeout)
+
+
+@verb(vm, "start")
+@click.argument("name")
+@_WAIT
+@_TIMEOUT
+def start(desk: Desk, name: str, wait: bool, timeout: str | None) -> None:
+    """Start a VM; without slices it queues for new ones."""
+    _wish(desk, desk.post("vms", name, "start"), ["running"], wait, timeout)
+
+
+@verb(vm, "reboot")
+@click.argument("name")
+def reboot(desk: Desk, name: str) -> None:
+    """Boot a running VM once more."""
+    _wish(desk, desk.post("vms", name, "reboot"), [], False, None)
+
+
+@verb(vm, "reset")
+@click.argument("name")
+@_YES
+def reset(desk: Desk, name: str, yes: bool) -> None:
+    """Give a VM a fresh disk of the same image; what was on the old one is lost."""
+    desk.sure(f"Everything on the disk of {name} will be lost. Go on?", yes=yes)
+    _wish(desk, desk.post("vms", name, "reset"), [], False, None)
+
+
+@verb(vm, "extend")
+@click.argument("name")
+@click.argument("span")
+def extend(desk: Desk, name: str, span: str) -> None:
+    """Move the end of a VM's lease by a span like 4h."""
+    found = desk.post("vms", name, "extend", body={"by": span})
+    ends = f"ends {say.when(found['lease_ends'])}" if found["lease_ends"] else "begins when it has its place"
+    desk.done(found, lambda: click.echo(f"{found['name']}: its lease {ends}."))
+
+
+@verb(vm, "snapshot")
+@click.argument("name")
+@click.option("--image", required=True, help="The new image's name, like team/name:tag.")
+@_WAIT
+@_TIMEOUT
+def snapshot(desk: Desk, name: str, image: str, wait: bool, timeout: str | None) -> None:
+    """Make a VM's disk a private image; it stops for the copy and goes on as it was."""
+    made = desk.post("vms", name, "snapshot", body={"image": image})
+    if wait:
+        made = watch.image(desk, made["id"], timeout=timeout)
+    desk.done(made, lambda: click.echo(f"Image {made['name']} of {made['owner']} is {made['state']}."))
+
+
+@verb(vm, "release")
+@click.argument("name")
+@_YES
+@_WAIT
+@_TIMEOUT
+def release(desk: Desk, name: str, yes: bool, wait: bool, timeout: str | None) -> None:
+    """Let a VM go, with its disk."""
+    desk.sure(f"{name} and its disk will be gone. Go on?", yes=yes)
+    _wish(desk, desk.post("vms", name, "release"), ["gone"], wait, timeout)
+
+
+@verb(vm, "console")
+@click.argument("name")
+def console(desk: Desk, name: str) -> None:
+    """The last 256 KiB of a VM's serial console."""
+    text = desk.get("vms", name, "console")
+    desk.done({"text": text}, lambda: click.echo(text, nl=not text.endswith("\n")))
+
+
+@verb(vm, "events")
+@click.argument("name")
+def events(desk: Desk, name: str) -> None:
+    """What happened to a VM, and how long each phase took."""
+    from vmgpu.cli.event import print_events
+
+    found = desk.items("vms", name, "events", limit=1000)
+    desk.done({"items": found}, lambda: print_events(found))
+
+
+@verb(vm, "ssh", context_settings={"allow_interspersed_args": False})
+@click.argument("name")
+@click.option("--login", help="Another Linux account than yours.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def ssh(desk: Desk, name: str, login: str | None, command: tuple[str, ...]) -> None:
+    """Open a shell in a VM, or run a command there: vmgpu vm ssh NAME -- CMD….
+
+    Runs OpenSSH with your own keys and the host key that vmgpu made for the VM.
+    """
+    from vmgpu.cli.ssh import go
+
+    found = desk.get("vms", name, "ssh")
+    if desk.as_json:
+        desk.done(found, lambda: None)
+    else:
+        go(found, login=login, command=command)
+
+
+@verb(vm, "why")
+@click.argument("name")
+def why(desk: Desk, name: str) -> None:
+    """Why a VM waits: what each filter of the placement leaves for it."""
+    from vmgpu.cli.queue import print_why
+
+    found = desk.get("queue", name, "why")
+    desk.done(found, lambda: print_why(found))
+
+
+def _wish(desk: Desk, found: dict[str, Any], goal: list[str], wait: bool, timeout: str | None) -> None:
+    if wait:
+        (found,) = watch.vms(desk, [found["id"]], goal, timeout=timeout)
+    wanted = f", wanted {found['wanted']}" if found["wanted"] != found["state"] else ""
+    desk.done(found, lambda: click.echo(f"{found['name']} is {found['state']}{wanted}."))
+
+
+def _list_short(found: list[dict[str, Any]]) -> None:
+    rows = [[v["name"], v["state"], v["position"], v["address"], say.reason(v["reason"])] for v in found]
+    say.table(("name", "state", "queue", "address", "reason"), rows, empty="Nothing was asked for.")
+
+
+def _gpu(found: dict[str, Any]) -> str:
+    if found["slices"]:
+        return ", ".join(cut["profile"] + (" (emulated)" if cut["emulated"] else "") for cut in found["slices"])
+    return found["profile"] or (f"{found['fgpu']} fGPU" if found["fgpu"] else "none")
+
+
+def _show(found: dict[str, Any]) -> None:
+    reason = found["reason"] or {}
+    say.facts(
+        [
+            ("id", found["id"]),
+            ("name", f"{found['owner']}/{found['name']}"),
+            ("state", found["state"]),
+            ("wanted", found["wanted"] if found["wanted"] != found["state"] else None),
+            ("queue", found["position"]),
+            ("reason", reason.get("sentence")),
+            ("what to do", reason.get("cure")),
+            ("members", found["members"]),
+            ("address", found["address"]),
+            ("login", found["login"]),
+            ("flavor", found["flavor"]),
+            ("image", found["image"]),
+            ("size", f"{found['vcpus']} vCPUs, {say.mib(found['memory_mib'])}, {found['disk_gib']} GiB disk"),
+            ("host", (found["host"] or "-") + (" (simulated)" if found["simulated"] else "")),
+            ("gpu", _gpu(found)),
+            ("card", found["card"]),
+            ("warnings", found["warnings"]),
+            ("capturing", found["capturing"]),
+            ("lease ends", say.when(found["lease_ends"]) if found["lease_ends"] else None),
+            ("disk deleted", say.when(found["delete_at"]) if found["delete_at"] else None),
+            ("slices kept until", say.when(found["keeps_slices_until"]) if found["keeps_slices_until"] else None),
+            ("host key", found["host_key"]),
+            ("asked for", say.when(found["created_at"])),
+        ]
+    )

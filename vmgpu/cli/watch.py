@@ -1,0 +1,81 @@
+"""Wait until VMs or an image are settled, and say each phase as it comes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+import click
+
+from vmgpu.cli import say
+from vmgpu.cli.desk import Desk, Refused
+from vmgpu.units import parse_duration
+
+_PAUSE = 0.7
+
+
+def vms(desk: Desk, ids: Collection[str], goal: Collection[str], *, timeout: str | None) -> list[dict[str, Any]]:
+    """Wait until each of these VMs is in a state of `goal` or has failed. Raises Refused where one ended otherwise."""
+    said: dict[str, str] = {}
+    last: dict[str, dict[str, Any]] = {}
+
+    def look() -> bool:
+        found = {vm["id"]: vm for vm in desk.items("vms")}
+        for id_ in ids:
+            last[id_] = vm = found.get(id_) or desk.get("vms", id_)
+            _say(desk, said, id_, f"{vm['name']}: {_phase(vm)}")
+        return all(_is_settled(vm, goal) for vm in last.values())
+
+    _until(look, timeout)
+    bad = [vm for vm in last.values() if vm["state"] not in goal]
+    if bad:
+        because = bad[0]["reason"] or {"sentence": f"it is {bad[0]['state']}", "cure": "", "code": "failed"}
+        message = f"{bad[0]['name']}: {because['sentence']}"
+        raise Refused({"code": because["code"], "message": message, "hint": because["cure"]})
+    return [last[id_] for id_ in ids]
+
+
+def image(desk: Desk, id_: str, *, timeout: str | None) -> dict[str, Any]:
+    """Wait until an image is ready. Raises Refused where it failed."""
+    said: dict[str, str] = {}
+    last: dict[str, Any] = {}
+
+    def look() -> bool:
+        last.update(desk.get("images", id_))
+        _say(desk, said, id_, f"{last['name']}: {last['state']}")
+        return last["state"] in ("ready", "failed")
+
+    _until(look, timeout)
+    if last["state"] == "failed":
+        because = last["reason"] or {"sentence": "The capture failed", "cure": "", "code": "capture_failed"}
+        raise Refused({"code": because["code"], "message": because["sentence"], "hint": because["cure"]})
+    return last
+
+
+def _until(look: Callable[[], bool], timeout: str | None) -> None:
+    end = time.monotonic() + (parse_duration(timeout).total_seconds() if timeout else float("inf"))
+    while not look():
+        if time.monotonic() > end:
+            hint = "It goes on without you: look with vmgpu vm list."
+            raise Refused({"code": "timeout", "message": f"Not settled after {timeout}", "hint": hint})
+        time.sleep(_PAUSE)
+
+
+def _say(desk: Desk, said: dict[str, str], id_: str, text: str) -> None:
+    if said.get(id_) != text and not desk.as_json:
+        said[id_] = text
+        click.echo(f"{time.strftime('%H:%M:%S')}  {say.cell(text)}", err=True)
+
+
+def _phase(vm: dict[str, Any]) -> str:
+    place = f" ({vm['position']})" if vm["position"] else ""
+    why = say.reason(vm["reason"])
+    return f"{vm['state']}{place}" + (f": {why}" if why else "")
+
+
+def _is_settled(vm: dict[str, Any], goal: Collection[str]) -> bool:
+    if vm["state"] in goal or vm["state"] == "gone":
+        return True
+    # a failure that is tried once more passes through `failed` no longer than the moment between two looks
+    return vm["state"] in ("failed", "lost") or (vm["state"] == "stopped" and vm["wanted"] == "stopped")

@@ -9,10 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from paramiko import ECDSAKey, Ed25519Key, RSAKey, SSHException
-
 from vmgpu.errors import Invalid
 
 MOST_KEYS = 50
@@ -49,6 +45,10 @@ class PublicKey:
 
 def make_pair(comment: str = "") -> KeyPair:
     """A new ed25519 key pair."""
+    # like paramiko below, imported at first use: the service listens before anybody needs a key
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
     key = Ed25519PrivateKey.generate()
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
@@ -88,6 +88,8 @@ def parse(text: str) -> tuple[PublicKey, ...]:
 
 
 def _read(words: list[str], number: int) -> PublicKey:
+    from paramiko import SSHException
+
     kind = words[0]
     if kind not in _TYPES:
         raise _not_taken(words, number)
@@ -128,12 +130,16 @@ def _not_taken(words: list[str], number: int) -> Invalid:
 
 
 def _check_ed25519(blob: bytes, fields: tuple[bytes, ...], number: int) -> None:
+    import paramiko
+
     if len(fields) != 2 or len(fields[1]) != 32:
         raise _cut(number)
-    Ed25519Key(data=blob)
+    paramiko.Ed25519Key(data=blob)
 
 
 def _check_rsa(blob: bytes, fields: tuple[bytes, ...], number: int) -> None:
+    import paramiko
+
     if len(fields) != 3:
         raise _cut(number)
     bits = int.from_bytes(fields[2], "big").bit_length()
@@ -142,13 +148,15 @@ def _check_rsa(blob: bytes, fields: tuple[bytes, ...], number: int) -> None:
             f"line {number}: an RSA key of {bits} bits; 2048 to 16384 are taken",
             "Make a new one: ssh-keygen -t ed25519.",
         )
-    RSAKey(data=blob)
+    paramiko.RSAKey(data=blob)
 
 
 def _check_ecdsa(blob: bytes, fields: tuple[bytes, ...], number: int) -> None:
+    import paramiko
+
     if len(fields) != 3 or fields[0] != b"ecdsa-sha2-" + fields[1]:
         raise _cut(number)
-    ECDSAKey(data=blob)
+    paramiko.ECDSAKey(data=blob)
 
 
 def _check_token(blob: bytes, fields: tuple[bytes, ...], number: int) -> None:

@@ -15,6 +15,7 @@ from starlette.responses import Response
 Out = TypeVar("Out", bound=BaseModel)
 Found = TypeVar("Found")
 
+PREFIX = "/api/v1"
 Wait = Annotated[float, Query(ge=0, le=300, description="Seconds to wait for the end before answering")]
 
 

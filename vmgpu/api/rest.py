@@ -13,7 +13,7 @@ from vmgpu.migrations import HEAD
 
 router = APIRouter()
 for room in (rest_vms, rest_queue, rest_hosts, rest_images, rest_people):
-    router.include_router(room.router, prefix="/api/v1")
+    router.include_router(room.router)
 
 
 @router.get("/healthz", tags=["monitoring"])

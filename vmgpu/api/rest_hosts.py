@@ -9,7 +9,7 @@ from sqlmodel import col, select
 from starlette.responses import Response
 
 from vmgpu import requests
-from vmgpu.api.answers import Items, Wait, items, until
+from vmgpu.api.answers import PREFIX, Items, Wait, items, until
 from vmgpu.api.deps import Db, Me, Stopping
 from vmgpu.api.faults import answers
 from vmgpu.errors import NotFound
@@ -18,7 +18,7 @@ from vmgpu.requests import FlavorRequest, HostChange, HostRequest, UnitRequest
 from vmgpu.service import hosts, show
 from vmgpu.service.shapes import FlavorOut, GpuOut, HostOut, UnitOut
 
-router = APIRouter(responses=answers(401, 404, 422))
+router = APIRouter(prefix=PREFIX, responses=answers(401, 404, 422))
 
 _ADMIN: dict[str, Any] = {"responses": answers(403, 409)}
 

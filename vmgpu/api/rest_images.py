@@ -15,7 +15,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from vmgpu.api.answers import Items, Wait, items, until
+from vmgpu.api.answers import PREFIX, Items, Wait, items, until
 from vmgpu.api.deps import Config, Db, Me, Stopping
 from vmgpu.api.faults import answers
 from vmgpu.errors import Invalid, Unavailable, VmgpuError
@@ -24,7 +24,7 @@ from vmgpu.service import hosts, images, lists, show
 from vmgpu.service.access import find_image
 from vmgpu.service.shapes import ImageOut
 
-router = APIRouter(tags=["images"], responses=answers(401, 404, 422))
+router = APIRouter(prefix=PREFIX, tags=["images"], responses=answers(401, 404, 422))
 
 _PIECE = 1024 * 1024
 _DRAINED = 256 * _PIECE  # of a refused body: who still sends does not read our answer

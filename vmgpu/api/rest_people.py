@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Query
 from starlette.responses import Response
 
-from vmgpu.api.answers import Items, items
+from vmgpu.api.answers import PREFIX, Items, items
 from vmgpu.api.deps import Config, Db, Me
 from vmgpu.api.faults import answers
 from vmgpu.errors import NotFound
@@ -17,7 +17,7 @@ from vmgpu.service import lists, people, show
 from vmgpu.service.access import Actor
 from vmgpu.service.shapes import KeyOut, LinkOut, TokenOut, UserOut
 
-router = APIRouter(responses=answers(401, 403, 404, 422))
+router = APIRouter(prefix=PREFIX, responses=answers(401, 403, 404, 422))
 
 Whose = Annotated[str | None, Query(max_length=100, description="Whose; yours where nobody is named")]
 _CONFLICT: dict[str, Any] = {"responses": answers(409)}

@@ -7,13 +7,13 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from vmgpu.api.answers import Items, items
+from vmgpu.api.answers import PREFIX, Items, items
 from vmgpu.api.deps import Db, Me
 from vmgpu.api.faults import answers
 from vmgpu.service import lists, show
 from vmgpu.service.shapes import EventOut, VMOut, WhyOut
 
-router = APIRouter(responses=answers(401, 404, 422))
+router = APIRouter(prefix=PREFIX, responses=answers(401, 404, 422))
 
 
 @router.get("/queue", response_model=Items[VMOut], tags=["queue"])

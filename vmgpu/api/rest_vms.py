@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Query
 from starlette.responses import PlainTextResponse, Response
 
-from vmgpu.api.answers import Items, items
+from vmgpu.api.answers import PREFIX, Items, items
 from vmgpu.api.deps import Config, Db, Me, Stopping
 from vmgpu.api.faults import answers
 from vmgpu.errors import NotFound
@@ -17,7 +17,7 @@ from vmgpu.service import lists, reach, show, vms
 from vmgpu.service.access import Actor, find_vm
 from vmgpu.service.shapes import EventOut, ImageOut, ReachOut, VMOut
 
-router = APIRouter(tags=["vms"], responses=answers(401, 404, 422))
+router = APIRouter(prefix=PREFIX, tags=["vms"], responses=answers(401, 404, 422))
 
 _StopBody = Annotated[StopRequest | None, Body(examples=[{"slices": "release"}])]
 _OWN: dict[str, Any] = {"status_code": 202, "response_model": VMOut, "responses": answers(403, 409)}

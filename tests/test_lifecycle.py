@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import product
@@ -194,6 +195,14 @@ class TestBooting:
     def test_time_in_which_nobody_could_look_is_not_the_guests(self, play: Play) -> None:
         world = play(addr=None, now=NOON + 16 * MINUTES, settings={"guest_timeout": 60.2 * timedelta(seconds=1)})
         assert isinstance(step(a_view(state=S.booting, step_since=NOON + 15 * MINUTES), world), Nap)
+
+    def test_does_not_wait_for_a_guest_that_is_off_again(self, play: Play) -> None:
+        world = play(power=Power.off, addr=None)
+        world.host.ensure_running = lambda vm_id: None
+        world.host.why = "crashed"
+        begun = time.monotonic()
+        assert code(step(a_view(state=S.booting), world)) == ReasonCode.restarted_after_host
+        assert time.monotonic() - begun < 5
 
     def test_a_reboot_asks_the_guest_first(self, play: Play) -> None:
         world = play(power=Power.running)

@@ -380,11 +380,14 @@ def _power_down(vm: VMView, world: World) -> Nap | None:
 
 def _wait_address(vm: VMView, world: World, *, seconds: float) -> str | None:
     """The guest's address as soon as the host knows it; asking the host costs the guest nothing."""
-    until = time.monotonic() + seconds
+    until, looks = time.monotonic() + seconds, 0
     while True:
         address = world.host.address(vm.id, vm.mac, vm.network)
         if address or time.monotonic() >= until:
             return address
+        looks += 1
+        if looks % 4 == 0 and world.host.look(vm.id).power not in (Power.running, Power.paused):
+            return None  # a guest that is off again is not waited for
         time.sleep(0.25)
 
 

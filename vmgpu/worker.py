@@ -438,6 +438,7 @@ class Worker:
         due = machines.survey_due(host.survey_asked, host.surveyed_at, now())
         view = machines.HostView(host.id, host.name, host.state, due)
         job.doing, job.since, job.until = "visit", now(), now() + 2 * self._settings.host_call_timeout
+        crash.point("host.begin")
         try:
             open_host = self._hosts.get(host.id)
             if view.state is HostState.removing:

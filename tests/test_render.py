@@ -62,6 +62,8 @@ def test_each_member_has_an_account_and_ours_comes_last() -> None:
     assert [user["name"] for user in users] == ["alice", "bob", "vmgpu"]
     assert users[0]["ssh_authorized_keys"] == ["ssh-ed25519 AAAAalice alice@home"]
     assert "ssh_authorized_keys" not in users[1]  # cloud-init's schema refuses an empty list
+    assert users[2]["uid"] == 60990
+    assert "uid" not in users[0]
     assert all(user["lock_passwd"] is True and user["sudo"] == "ALL=(ALL) NOPASSWD:ALL" for user in users)
 
 
@@ -127,6 +129,17 @@ def test_any_text_comes_back_as_it_went_in(name: str, comment: str, other: str, 
     assert read(files, "meta-data")["instance-id"] == instance
     assert set(config) == set(read(seed(), "user-data"))  # nothing typed became a key of the document
     assert all(content.isascii() for content in files.values())
+
+
+PLAIN = st.one_of(TEXT, st.integers(), st.booleans(), st.none(), st.floats(allow_nan=False))
+
+
+@given(st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner), max_leaves=8))
+def test_any_value_stands_on_one_line_and_is_read_back(value: Any) -> None:
+    written = render._serialised(value)
+    assert written.isascii()
+    assert "\n" not in written
+    assert yaml.safe_load(f"key: {written}\nnext: 1\n") == {"key": value, "next": 1}
 
 
 @given(TEXT)

@@ -46,7 +46,7 @@ def seed(
     kind (`init: none`) finds plain files beside cloud-init's: the host key's two halves and all keys that may log in.
     """
     people = [_account(login, keys, "/bin/bash") for login, keys in logins]
-    accounts = [*people, _account(our_login, (our_key,), "/bin/sh")]  # ours last: UID 1000 is the owner's
+    accounts = [*people, _account(our_login, (our_key,), "/bin/sh", uid=_OUR_UID)]
     if len({account["name"] for account in accounts}) < len(accounts):
         raise Invalid("two people of one VM have the same login", where="members")
     values = {
@@ -54,6 +54,7 @@ def seed(
         "instance_id": instance_id,
         "mac": _mac(mac),
         "accounts": accounts,
+        "our_manager": f"/etc/systemd/system/user@{_OUR_UID}.service.d/vmgpu.conf",
         "host_key": _line(host_key, "host key"),
         "host_key_private": host_key_private.rstrip("\n") + "\n",
     }
@@ -116,7 +117,8 @@ def _yaml() -> Environment:
 
 def _serialised(value: Any) -> str:
     # Everything not ASCII leaves as an escape, all on one line: no character ends a line, a comment or the document.
-    return yaml.dump(value, Dumper=_Quoted, default_flow_style=True, width=2**31, allow_unicode=False).strip()
+    # In a list of one, since a bare number would be followed by an end-of-document mark.
+    return yaml.dump([value], Dumper=_Quoted, default_flow_style=True, width=2**31, allow_unicode=False).strip()[1:-1]
 
 
 class _Quoted(yaml.SafeDumper):
@@ -126,10 +128,10 @@ class _Quoted(yaml.SafeDumper):
 _Quoted.add_representer(str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"'))
 
 
-def _account(login: str, keys: Iterable[str], shell: str) -> dict[str, Any]:
+def _account(login: str, keys: Iterable[str], shell: str, uid: int | None = None) -> dict[str, Any]:
     if not _LOGIN.fullmatch(login):
         raise Invalid(f"{login!r} is no Linux login", where="members")
-    return {"name": login, "shell": shell, "keys": [_line(key, "key") for key in keys]}
+    return {"name": login, "shell": shell, "uid": uid, "keys": [_line(key, "key") for key in keys]}
 
 
 def _mac(text: str) -> str:
@@ -175,6 +177,9 @@ def folder(name: str) -> Path:
 
 
 _DOCUMENTS = ("user-data", "meta-data", "network-config")
+# Between the ranges of people (to 60000) and of systemd (from 61184): the next account that a person makes in the
+# guest is not numbered after ours, and one drop-in knows our account's unit.
+_OUR_UID = 60990
 _LOGIN = re.compile("[a-z_][a-z0-9_-]{0,30}")
 # Users and groups that Debian, Ubuntu and Fedora make themselves; a login also names a group, so groups count.
 _SYSTEM = """

@@ -19,7 +19,7 @@ cloud_init() {
     uptime_seconds
     if [ "$now" -ge "$end" ]; then unfinished; return; fi
     if [ "$now" -ge "$look" ]; then look=$((now + 30)); if failed_units; then return; fi; fi
-    sleep 0.5
+    sleep 1
   done
   part result; cat "$run/result.json"
   part status; cat "$run/status.json"

@@ -12,19 +12,17 @@ for argument in "$@"; do
   esac
 done
 
-if [ -n "$name" ]; then
-  benches=("bench/$name.py")
-else
-  shopt -s nullglob
-  benches=(bench/[a-z]*.py)
-fi
+# What can be run; the other files are shared by these.
+mapfile -t all < <(grep -lxF 'if __name__ == "__main__":' bench/*.py)
+benches=("${all[@]}")
+[ -z "$name" ] || benches=("bench/$name.py")
 SUDO=()
 [ "$(id -u)" -eq 0 ] || SUDO=(sudo -E)
 
 failed=0
 for bench in "${benches[@]}"; do
   if [ ! -f "$bench" ]; then
-    printf 'error: there is no %s; there are: %s\n' "$bench" "$(cd bench && echo [a-z]*.py)" >&2
+    printf 'error: there is no %s; there are: %s\n' "$bench" "${all[*]##*/}" >&2
     exit 2
   fi
   [ "${#json[@]}" -gt 0 ] || printf '\n== %s\n' "$bench"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -76,6 +77,7 @@ def _bootstrap(tree: Path, distribution: Distribution, early: Path) -> None:
             hint="Check /etc/apt/sources.list and run: apt-get update",
         )
     _write(early, recipe.EARLY_FILES)
+    _write(early, recipe.EARLY_PROGRAMS, mode=0o755)
     options = [f"--dpkgopt=path-exclude={path}" for path in recipe.LEFT_OUT]
     options += [f"--dpkgopt=path-include={path}" for path in recipe.KEPT]
     options += [f"--aptopt={line}" for line in _apt_network_options()]
@@ -117,11 +119,26 @@ def _finish(tree: Path) -> None:
         for path in tree.glob(pattern):
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     _write(tree, recipe.FILES)
+    _write(tree, recipe.PROGRAMS, mode=0o755)
     system = tree / "etc/systemd/system"
+    for generator in recipe.MASKED_GENERATORS:
+        _link(tree / "etc/systemd/system-generators" / generator, "/dev/null")
     for unit in recipe.MASKED:
         _link(system / unit, "/dev/null")
     for unit in recipe.ENABLED:
         _link(system / "multi-user.target.wants" / unit, f"/lib/systemd/system/{unit}")
+    _start_later(tree, recipe.RESOLVER)
+
+
+def _start_later(tree: Path, unit: str) -> None:
+    """Move a unit of the early boot behind sshd; a drop-in could add an order but not take one away."""
+    system = tree / "etc/systemd/system"
+    text = (tree / "lib/systemd/system" / unit).read_text()
+    text = re.sub(r"(?m)^(Before|WantedBy|DefaultDependencies)=.*\n", "", text)
+    text = text.replace("[Unit]\n", "[Unit]\nAfter=ssh.service\nBefore=cloud-config.service\n", 1)
+    _write(tree, {f"etc/systemd/system/{unit}": text})
+    (system / "sysinit.target.wants" / unit).unlink(missing_ok=True)
+    _link(system / "multi-user.target.wants" / unit, f"../{unit}")
 
 
 def _take_kernel(tree: Path, folder: Path) -> None:
@@ -132,12 +149,13 @@ def _take_kernel(tree: Path, folder: Path) -> None:
     shutil.copytree(release, folder / "modules", ignore=shutil.ignore_patterns("build", "source"))
 
 
-def _write(tree: Path, files: dict[str, str]) -> None:
+def _write(tree: Path, files: dict[str, str], *, mode: int = 0o644) -> None:
     for name, text in files.items():
         path = tree / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         path.write_text(text)
+        path.chmod(mode)
 
 
 def _link(path: Path, target: str) -> None:

@@ -23,7 +23,7 @@ from tests.factories import (
 from tests.web.conftest import Browse
 from vmgpu.db import Database
 from vmgpu.errors import ReasonCode, reason
-from vmgpu.models import VM, Gpu, GpuState, HostState, Image, Key, VMState, Wanted, now
+from vmgpu.models import VM, Gpu, GpuState, HostState, Image, ImageState, Key, VMState, Wanted, now
 
 STATIC = Path(__file__).parents[2] / "vmgpu/api/static"
 HX = {"HX-Request": "true"}
@@ -304,6 +304,33 @@ def test_a_refused_wish_is_said_in_the_dialog(
     assert answer.status_code == 422
     assert said in answer.text
     assert "<form" in answer.text
+
+
+def test_a_person_sees_what_became_of_a_snapshot(browse: Browse, db: Database) -> None:
+    anna = make_user(db)
+    failed = reason(ReasonCode.capture_failed, detail="the disk is full")
+    make_image(db, "anna/s1:v1", owner=anna, state=ImageState.failed, reason=failed.as_dict())
+    make_image(db, "anna/s2:v1", owner=anna)
+    make_image(db, "bob/secret:v1", owner=make_user(db, "bob"))
+    text = browse(anna).get("/now").text
+    assert "The capture failed: the disk is full" in text
+    assert "0.5 GiB, private" in text
+    assert "secret" not in text
+
+
+def test_those_that_are_not_drawn_are_counted_and_named_on_their_card(
+    browse: Browse, db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vmgpu.api.picture.MOST", 1)
+    anna = make_user(db)
+    make_image(db)
+    host = make_host(db)
+    for name in ("first", "last"):
+        make_vm(db, anna, name, host=host, profile="3g.20gb")
+    text = browse(anna).get("/now").text
+    assert "1 more is not drawn here" in text
+    assert 'data-vm="first"' not in text
+    assert "held by first" in text
 
 
 def test_keys_are_pasted(browse: Browse, db: Database) -> None:

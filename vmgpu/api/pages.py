@@ -210,11 +210,13 @@ def error_page(request: Request, status: int, error: Mapping[str, Any]) -> Respo
 
 
 def _now(db: Database, me: Actor) -> dict[str, Any]:
+    own = select(Image).where(Image.owner_id == me.id, Image.state != ImageState.deleting).order_by(col(Image.name))
     with db.read() as session:
         return {
             "picture": picture(session, me, now()),
             "flavors": session.exec(select(func.count()).select_from(Flavor)).one(),
             "images": session.exec(select(func.count()).select_from(Image).where(visible_images(me))).one(),
+            "own": show.images(session, session.exec(own).all()),
             "keys": session.exec(select(func.count()).select_from(Key).where(Key.user_id == me.id)).one(),
         }
 

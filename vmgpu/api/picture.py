@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from sqlmodel import Session, col, func, select
 
 from vmgpu.errors import Conflict
-from vmgpu.models import VM, Event, Host, HostState, VMState, Wanted
+from vmgpu.models import VM, Event, Host, HostState, User, VMState, Wanted
 from vmgpu.service import reach, show
 from vmgpu.service.access import Actor, visible_vms
 from vmgpu.service.shapes import GpuOut, HostOut, SliceOut, VMOut
@@ -106,6 +106,9 @@ def picture(session: Session, actor: Actor, at: datetime) -> Picture:
     seen = (VM.state != VMState.gone, visible_vms(actor))
     in_all = session.exec(select(func.count()).select_from(VM).where(*seen)).one()
     drawn = session.exec(select(VM).where(*seen).order_by(col(VM.ticket).desc()).limit(MOST)).all()[::-1]
+    rows = session.exec(select(Host).order_by(col(Host.name))).all()
+    # held here, so that the way into each VM finds them in the session and asks for none again
+    owners = session.exec(select(User).where(col(User.id).in_({row.owner_id for row in drawn}))).all()
     took = _seconds(session, drawn)
     tints = {row.id: row.ticket % TINTS for row in drawn}  # of one request, no two neighbours are alike
     drawings = [
@@ -113,10 +116,11 @@ def picture(session: Session, actor: Actor, at: datetime) -> Picture:
         for vm in show.vms(session, drawn)
     ]
     mine = {(cut.gpu, cut.start): one for one in drawings for cut in one.vm.slices}
-    hosts = show.hosts(session, session.exec(select(Host).order_by(col(Host.name))).all(), to=actor)
-    fleet = tuple(_host(host, mine) for host in hosts)
+    del owners
+    fleet = tuple(_host(host, mine) for host in show.hosts(session, rows, to=actor))
     open_cards = [card for host in fleet for card in host.cards if _open(host.host, card.gpu)]
     queue = sorted((one for one in drawings if one.vm.position), key=lambda one: one.vm.position or 0)
+    running = select(func.count()).select_from(VM).where(VM.state == VMState.running, visible_vms(actor))
     waiting = select(func.count()).select_from(VM).where(VM.state == VMState.pending, VM.wanted == Wanted.running)
     unseen = session.exec(waiting).one() - session.exec(waiting.where(visible_vms(actor))).one()
     return Picture(
@@ -124,7 +128,7 @@ def picture(session: Session, actor: Actor, at: datetime) -> Picture:
         hosts=fleet,
         vms=tuple(one for one in drawings if not one.vm.position),
         queue=tuple(queue),
-        running=sum(row.state is VMState.running for row in drawn),
+        running=session.exec(running).one(),
         cells=sum(card.gpu.cells for card in open_cards),
         cells_free=sum(card.free for card in open_cards),
         others_waiting=unseen,
@@ -257,10 +261,10 @@ def _card(gpu: GpuOut, mine: dict[tuple[str, int], VMPicture]) -> CardPicture:
 def _piece(cut: SliceOut, holder: VMPicture | None) -> Piece:
     # another person's VM has no name here: only that the place is taken
     share = f"{cut.memory_share:.0%} of memory, {cut.compute_share:.0%} of compute".replace("%", " %")
-    name = holder.label if holder else ""
+    name = holder.label if holder else cut.vm or ""
     title = f"{cut.profile}: {share}; held by {name or 'another person'}"
     if holder is None:
-        return Piece(cut.cells, cut.profile, title=title)
+        return Piece(cut.cells, cut.profile, name, title=title)
     return Piece(cut.cells, cut.profile, name, holder.vm.id, holder.tint, title)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -46,11 +47,17 @@ class Lab:
         asked: list[dict[str, Any]] = self.service.post("/vms", body)["items"]
         return asked
 
+    def addresses(self) -> dict[str, str]:
+        """Every VM's address that is known, by name; a failed VM breaks the bench."""
+        found = self.service.items("/vms")
+        for vm in found:
+            _see_it_has_not_failed(vm, self.service)
+        return {vm["name"]: vm["address"] for vm in found if vm["address"]}
+
     def vm(self, name: str) -> dict[str, Any]:
         """A VM as it is now; a failed one breaks the bench."""
         found: dict[str, Any] = self.service.get(f"/vms/{name}")
-        if found["state"] == "failed":
-            raise SetupError(f"{name} failed: {found['reason']}", hint=self.service.log_end())
+        _see_it_has_not_failed(found, self.service)
         return found
 
     def login(self, vm: dict[str, Any]) -> str:
@@ -71,6 +78,21 @@ class Lab:
         for name in names:
             self.service.post(f"/vms/{name}/release")
         self.service.wait("the VMs are gone", lambda: None if self.service.items("/vms") else True)
+
+
+class Addresses:
+    """What is asked for all guests at once, every 250 ms, however many wait for an answer."""
+
+    def __init__(self, ask: Callable[[], dict[str, str]]) -> None:
+        self._ask, self._lock, self._at, self._known = ask, threading.Lock(), 0.0, dict[str, str]()
+
+    def of(self, guest: str) -> str | None:
+        """This guest's address, None while it has none."""
+        with self._lock:
+            # A look that comes a little early would see nothing new, and the next one comes late.
+            if (now := time.monotonic()) >= self._at + 0.9 * TRY_EVERY:
+                self._known, self._at = self._ask(), now
+            return self._known.get(guest)
 
 
 @dataclass(frozen=True)
@@ -141,6 +163,11 @@ def ssh(address: str, login: str, key: Path, known: Path, *command: str) -> subp
         stdin=subprocess.DEVNULL,
         capture_output=True,
     )
+
+
+def _see_it_has_not_failed(vm: dict[str, Any], service: Serving) -> None:
+    if vm["state"] == "failed":
+        raise SetupError(f"{vm['name']} failed: {vm['reason']}", hint=service.log_end())
 
 
 def _true_runs(address: str, login: str, key: Path, known: Path) -> bool:

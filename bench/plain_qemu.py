@@ -16,9 +16,8 @@ from xml.etree.ElementTree import Element
 import libvirt
 from defusedxml import ElementTree
 
-from bench.guests import FLAVOR, URI, Lab, arrive, make_key
+from bench.guests import FLAVOR, URI, Addresses, Lab, arrive, make_key
 from vmgpu import render
-from vmgpu.hypervisor.networks import leased
 from vmgpu.hypervisor.seed_iso import seed_iso
 
 _CLOCK_TICK = os.sysconf("SC_CLK_TCK")
@@ -70,6 +69,7 @@ class Plain:
     def __init__(self, lab: Lab, alike: Likeness, login: str) -> None:
         self._lab, self._alike, self._login = lab, alike, login
         self._connection = libvirt.open(URI)
+        self._addresses = Addresses(self._leases)
         self._folder = alike.base.parent.with_name("plain")
         self._folder.mkdir(exist_ok=True)
 
@@ -80,18 +80,22 @@ class Plain:
     @contextmanager
     def guest(self) -> Iterator[Guest]:
         """A guest that is ready to be started, and gone afterwards."""
-        made = Guest(self._lab, self._alike, self._login, self._folder, self._connection)
+        made = Guest(self._lab, self._alike, self._login, self._folder, self._addresses)
         try:
             yield made
         finally:
             made.erase()
 
+    def _leases(self) -> dict[str, str]:
+        leases = self._connection.networkLookupByName(self._alike.network).DHCPLeases()
+        return {lease["mac"]: lease["ipaddr"] for lease in leases}
+
 
 class Guest:
     """One guest: `start` is the script that is measured, from the overlay to the first login."""
 
-    def __init__(self, lab: Lab, alike: Likeness, login: str, folder: Path, connection: libvirt.virConnect) -> None:
-        self._lab, self._alike, self._login, self._connection = lab, alike, login, connection
+    def __init__(self, lab: Lab, alike: Likeness, login: str, folder: Path, addresses: Addresses) -> None:
+        self._lab, self._alike, self._login, self._addresses = lab, alike, login, addresses
         self._name = f"plain{uuid4().hex[:8]}"
         self._mac = "52:54:00:" + os.urandom(3).hex(":")
         self._at = folder / self._name
@@ -111,7 +115,7 @@ class Guest:
         _run("ip", "link", "set", self._name, "master", alike.bridge, "up")
         self._qemu = subprocess.Popen(self._command(disk, variables, seed), stdin=subprocess.DEVNULL)
         arrival = arrive(
-            self._address,
+            lambda: self._addresses.of(self._mac),
             login=self._login,
             key=self._lab.key,
             host_key=self._host_key.with_suffix(".pub").read_text().strip(),
@@ -130,9 +134,6 @@ class Guest:
 
     def _file(self, ending: str) -> Path:
         return self._at.with_name(f"{self._name}.{ending}")
-
-    def _address(self) -> str | None:
-        return leased(self._connection, self._alike.network, self._mac)
 
     def _seed(self) -> dict[str, bytes]:
         return render.seed(

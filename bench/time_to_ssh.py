@@ -4,7 +4,8 @@ Our clock starts when the client sends the POST to a running `vmgpu serve`; the 
 overlay. Both make overlay, firmware variables, seed disk (the same content by the same functions, with other keys) and
 network device inside their clocks; keys are made before the script's, inside ours. Both clocks end when `true` was run
 by ssh with the owner's key and the pinned host key. The same function waits on both sides: every 250 ms it asks for
-the address (our REST API; the network's DHCP leases), and once that is known it tries ssh, as often.
+the addresses (the list of our REST API; the network's DHCP leases), and once its guest's is known it tries ssh, as
+often; the answers about addresses are shared by guests that start together.
 
 Both guests have one base image in one folder, firmware, machine, CPU model, acceleration, memory, devices and cache
 modes. Not counted: a first start on either side, in which the base image comes into the pool and into the page cache.
@@ -26,7 +27,7 @@ from datetime import datetime
 from pathlib import Path
 
 from bench import figures
-from bench.guests import Arrival, Lab, arrive, lab
+from bench.guests import Addresses, Arrival, Lab, arrive, lab
 from bench.plain_qemu import Boot, Plain, likeness, started_at
 
 COLD, FOUR = 1.05, 1.10  # the bars
@@ -97,9 +98,10 @@ def _order(number: int, ours: Callable[[], None], theirs: Callable[[], None]) ->
 
 
 def _one_ours(at: Lab) -> Ours:
+    addresses = Addresses(at.addresses)
     asked, began = datetime.now().astimezone(), time.monotonic()
     vm = at.request("cold")[0]
-    arrival = _arrived(at, vm, began)
+    arrival = _arrived(at, vm, addresses, began)
     process = _started(vm) - began
     at.running("cold")
     moves = [event for event in at.service.items("/vms/cold/events") if event["kind"] == "state"]
@@ -115,10 +117,10 @@ def _one_plain(plain: Plain) -> Boot:
 
 
 def _four_ours(at: Lab) -> float:
-    began = time.monotonic()
+    addresses, began = Addresses(at.addresses), time.monotonic()
     vms = at.request("four-{n}", TOGETHER)
     with ThreadPoolExecutor(TOGETHER) as pool:
-        last = max(arrival.login for arrival in pool.map(lambda vm: _arrived(at, vm, began), vms))
+        last = max(arrival.login for arrival in pool.map(lambda vm: _arrived(at, vm, addresses, began), vms))
     at.release(*(vm["name"] for vm in vms))
     return last
 
@@ -131,9 +133,9 @@ def _four_plain(plain: Plain) -> float:
         return time.monotonic() - began
 
 
-def _arrived(at: Lab, vm: dict[str, str], began: float) -> Arrival:
+def _arrived(at: Lab, vm: dict[str, str], addresses: Addresses, began: float) -> Arrival:
     return arrive(
-        lambda: at.vm(vm["name"])["address"],
+        lambda: addresses.of(vm["name"]),
         login=at.login(vm),
         key=at.key,
         host_key=vm["host_key"],

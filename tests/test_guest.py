@@ -63,7 +63,7 @@ class Guest:
             self.file(f"sys/bus/pci/devices/{slot}/{name}", f"{text}\n")
         self.file(f"sys/bus/pci/devices/{slot}/resource", "".join(f"{line}\n" for line in lines))
 
-    def check(self, want: guest.CardWant | None = None, timeout: float = 16) -> guest.Checked:
+    def check(self, want: guest.CardWant | None = None, timeout: float = 25) -> guest.Checked:
         return guest.check(self.door, want, timeout=timeout, sysroot=str(self.root))
 
     def failure(self, want: guest.CardWant | None = None) -> Any:
@@ -144,9 +144,9 @@ def test_a_word_that_a_shell_would_read_is_not_sent(inside: Guest) -> None:
 def test_a_script_that_does_not_end_is_left(inside: Guest) -> None:
     began = time.monotonic()
     with pytest.raises(guest.NotYet) as late:
-        guest.run(inside.door, "sleep 5", timeout=1.5)
+        guest.run(inside.door, "sleep 20", timeout=3)
     assert late.value.verdict.args["detail"] == "the script did not end in time"
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 10
 
 
 def test_output_without_end_is_cut(inside: Guest) -> None:
@@ -257,7 +257,7 @@ def test_a_server_in_a_bad_mood_is_not_there_yet(mood: str) -> None:
     with server(MOODS[mood]) as door:
         with pytest.raises(guest.NotYet) as silent:
             guest.host_key_matches(door, timeout=1)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 8
     assert silent.value.reason.code is ReasonCode.waiting_ssh
     assert silent.value.verdict.code is ReasonCode.ssh_no_answer
     assert silent.value.verdict.args["detail"]
@@ -283,7 +283,7 @@ def test_done_by_its_files(inside: Guest) -> None:
 def test_waits_inside_the_guest_until_done(inside: Guest) -> None:
     inside.file("run/cloud-init/status.json", "{}")
     threading.Timer(1.5, inside.ended).start()
-    assert inside.check(timeout=30).cloud_init == "done"
+    assert inside.check(timeout=45).cloud_init == "done"
 
 
 def test_warnings_are_kept(inside: Guest) -> None:
@@ -327,7 +327,7 @@ def test_the_program_is_asked_where_files_do_not_tell(
     inside: Guest, program: str, cloud_init: str, warnings: tuple[str, ...]
 ) -> None:
     inside.program("cloud-init", program)
-    checked = inside.check(timeout=5)
+    checked = inside.check()
     assert (checked.cloud_init, checked.warnings) == (cloud_init, warnings)
 
 
@@ -350,7 +350,7 @@ def test_the_program_tells_of_errors(inside: Guest, program: str, code: ReasonCo
 def test_what_still_runs_is_waited_for(inside: Guest, said: str) -> None:
     inside.program("cloud-init", said)
     with pytest.raises(guest.NotYet) as running:
-        inside.check(timeout=5)
+        inside.check()
     assert running.value.reason.code is ReasonCode.waiting_cloud_init
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vmgpu import render
@@ -103,6 +103,7 @@ TEXT = st.lists(st.one_of(ANY_TEXT, NASTY), max_size=6).map("".join)
 PRINTABLE = TEXT.map(lambda text: "".join(c for c in text if c.isprintable())).filter(bool)
 
 
+@settings(deadline=None)
 @given(name=TEXT, comment=PRINTABLE, other=PRINTABLE, private=TEXT, instance=PRINTABLE)
 def test_any_text_comes_back_as_it_went_in(name: str, comment: str, other: str, private: str, instance: str) -> None:
     key = f"ssh-ed25519 AAAA {comment}"
@@ -134,6 +135,7 @@ def test_any_text_comes_back_as_it_went_in(name: str, comment: str, other: str, 
 PLAIN = st.one_of(TEXT, st.integers(), st.booleans(), st.none(), st.floats(allow_nan=False))
 
 
+@settings(deadline=None)
 @given(st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner), max_leaves=8))
 def test_any_value_stands_on_one_line_and_is_read_back(value: Any) -> None:
     written = render._serialised(value)
@@ -142,11 +144,13 @@ def test_any_value_stands_on_one_line_and_is_read_back(value: Any) -> None:
     assert yaml.safe_load(f"key: {written}\nnext: 1\n") == {"key": value, "next": 1}
 
 
+@settings(deadline=None)
 @given(TEXT)
 def test_any_text_makes_a_host_name(text: str) -> None:
     assert re.fullmatch("[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", render.dns_label(text))
 
 
+@settings(deadline=None)
 @given(st.lists(TEXT, max_size=12), st.sets(st.sampled_from(["vmgpu", "user", "alice"])))
 def test_any_names_make_logins_of_their_own(names: list[str], taken: set[str]) -> None:
     given_ = render.logins(names, taken=taken)

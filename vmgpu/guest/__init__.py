@@ -113,7 +113,7 @@ def check(door: Door, want: CardWant | None, *, timeout: float = 240, sysroot: s
     """
     deadline = time.monotonic() + timeout
     with _entered(door, deadline) as transport:
-        spare = 130 if isinstance(want, PciCard) else 15  # what looking at the card may take, after the wait
+        spare = 130 if isinstance(want, PciCard) else 30  # what looking at the card may take, after the wait
         wait = max(1, round(_left(deadline) - spare))
         arguments = (str(wait), _kind(want), "yes" if isinstance(want, PciCard) and want.cuda else "no")
         ran = _send(door, transport, _probe(), (*arguments, sysroot) if sysroot else arguments, deadline)

@@ -22,6 +22,7 @@ _IMAGE = re.compile(
     r"[a-z0-9][a-z0-9._-]{0,63}(/[a-z0-9][a-z0-9._-]{0,63})*(:[A-Za-z0-9][A-Za-z0-9._-]{0,63})?", re.ASCII
 )
 _LABEL = re.compile(r"[a-z0-9][a-z0-9.-]{0,62}", re.ASCII)
+_HOST_KEY = re.compile(r"([!-~]+ )?[a-z0-9@.-]+ [A-Za-z0-9+/]+=*( [ -~]*)?", re.ASCII)
 _BRIDGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}", re.ASCII)
 
 
@@ -93,6 +94,13 @@ FlavorName = Annotated[
     str, AfterValidator(_matching(_LABEL, "a flavor name has small letters, digits, dots and hyphens"))
 ]
 ImageName = Annotated[str, AfterValidator(_matching(_IMAGE, "an image name is like team/name:tag, in small letters"))]
+HostKey = Annotated[
+    str,
+    Field(max_length=4000),
+    AfterValidator(
+        _matching(_HOST_KEY, "a host key is one line: TYPE BASE64, as ssh-keyscan prints it behind the name")
+    ),
+]
 NamePattern = Annotated[str, Field(max_length=63), AfterValidator(_pattern)]
 Memory = Annotated[
     int, BeforeValidator(_said(lambda text: parse_mib(text, bare="m"))), Field(ge=128, le=16 * 1024 * 1024)
@@ -198,7 +206,7 @@ class HostRequest(Body):
     emulate: tuple[Word, ...] = Field(default=(), max_length=16)
     bridge: Annotated[str, AfterValidator(_matching(_BRIDGE, "a bridge is an interface name like br0"))] | None = None
     overcommit: float = Field(default=4.0, ge=1, le=64, description="vCPUs per thread")
-    host_key: Annotated[str, Field(max_length=4000)] | None = Field(
+    host_key: HostKey | None = Field(
         default=None, description="The SSH host key of a remote host: TYPE BASE64, as in known_hosts"
     )
 

@@ -69,7 +69,7 @@ class Desk:
         """One call. Raises Refused with the service's own words."""
         import httpx
 
-        address = "/api/v1/" + "/".join(quote(part, safe="/") for part in path)
+        address = "/api/v1/" + "/".join(_quoted(part) for part in path)
         params = {name: value for name, value in (query or {}).items() if value not in (None, "", ())}
         if body is not None:
             more["json"] = body
@@ -146,6 +146,12 @@ def verb(group: click.Group, name: str, **settings: Any) -> Callable[[Callable[.
         return group.command(name, **settings)(click.option("--json", "as_json", is_flag=True, help="As JSON.")(run))
 
     return made
+
+
+def _quoted(part: str) -> str:
+    # a name like ../x would otherwise walk to another address before it is sent
+    segments = (quote(segment, safe="") for segment in part.split("/"))
+    return "/".join(s.replace(".", "%2E") if s.strip(".") == "" else s for s in segments)
 
 
 def _here(bind: str) -> str:

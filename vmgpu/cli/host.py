@@ -160,4 +160,7 @@ def _show(found: dict[str, Any]) -> None:
 
 
 def _key_in(path: Path) -> str:
-    return next((line.strip() for line in path.read_text(errors="replace").splitlines() if line.strip()), "")
+    """The key in what ssh-keyscan printed, or in a .pub file: ed25519 where there are several."""
+    lines = [line.strip() for line in path.read_text(errors="replace").splitlines()]
+    keys = [line for line in lines if line and not line.startswith("#")]
+    return next((line for line in keys if "ssh-ed25519" in line), keys[0] if keys else "")

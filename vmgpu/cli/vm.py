@@ -152,7 +152,7 @@ def events(desk: Desk, name: str) -> None:
     desk.done({"items": found}, lambda: print_events(found))
 
 
-@verb(vm, "ssh", context_settings={"allow_interspersed_args": False})
+@verb(vm, "ssh")
 @click.argument("name")
 @click.option("--login", help="Another Linux account than yours.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)

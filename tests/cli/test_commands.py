@@ -1,0 +1,212 @@
+"""Every command against a real server: what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import factories
+from tests.cli.conftest import Run, Service
+from vmgpu.cli import desk as desk_module
+from vmgpu.cli import host as host_module
+from vmgpu.cli import image as image_module
+from vmgpu.cli.ssh import ssh_arguments
+from vmgpu.models import VM, VMState
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _rows(service: Service) -> None:
+    host = factories.make_host(service.db)
+    factories.make_image(service.db)
+    factories.make_flavor(service.db, "small")
+    anna = factories.make_user(service.db, "anna")
+    factories.make_vm(service.db, anna, "hers", host=host, profile="3g.20gb")
+    factories.make_vm(service.db, anna, "waits", fgpu="0.5")
+
+
+def test_lists_are_tables_for_people_and_items_for_scripts(vmgpu: Run) -> None:
+    for noun in ("host", "gpu", "flavor", "image", "vm", "queue", "event", "user", "key", "token"):
+        words, data = vmgpu(noun, "list"), vmgpu(noun, "list", "--json")
+        assert words.code == data.code == 0, (noun, words.err)
+        assert isinstance(data.json["items"], list)
+        assert "\x1b[" not in words.out
+    lines = vmgpu("vm", "list").out.splitlines()
+    assert lines[0].split() == ["NAME", "OWNER", "STATE", "QUEUE", "GPU", "HOST", "ADDRESS", "LEASE", "REASON"]
+    assert lines[0].index("OWNER") == lines[1].index("anna") == lines[2].index("anna")
+
+
+def test_show_is_one_object(vmgpu: Run) -> None:
+    for noun, name in (("host", "h1"), ("flavor", "small"), ("image", "base"), ("vm", "anna/hers"), ("user", "anna")):
+        assert vmgpu(noun, "show", name, "--json").json["name"] == name.split("/")[-1]
+        assert name in vmgpu(noun, "show", name).out
+    card = vmgpu("gpu", "list", "--json").json["items"][0]
+    for ref in (card["id"], card["id"][:8], card["name"]):
+        assert vmgpu("gpu", "show", ref, "--json").json["id"] == card["id"]
+    assert (
+        vmgpu("queue", "show", "waits", "--json").json["steps"] == vmgpu("vm", "why", "waits", "--json").json["steps"]
+    )
+
+
+def test_a_refusal_is_a_sentence_with_its_cure_and_exit_code_1(vmgpu: Run) -> None:
+    said = vmgpu("vm", "show", "nope")
+    assert said.code == 1 and said.out == ""
+    assert said.err == "error: There is no VM 'nope'\nhint: List them: vmgpu vm list.\n"
+    as_json = vmgpu("vm", "show", "nope", "--json")
+    assert as_json.code == 1 and as_json.out == "" and as_json.error["code"] == "not_found"
+
+
+def test_wrong_usage_is_exit_code_2(vmgpu: Run) -> None:
+    for arguments in (["bogus"], ["vm", "request"], ["vm", "extend", "x"], ["completion", "csh"], []):
+        assert vmgpu(*arguments).code == 2, arguments
+    assert vmgpu("vm", "request", "--json").error["code"] == "usage"
+    assert vmgpu("--help").code == 0
+
+
+def test_where_nothing_answers(run: Run) -> None:
+    said = run("vm", "list", VMGPU_URL="http://127.0.0.1:1")
+    assert said.code == 1
+    assert said.err == "error: No vmgpu answers at http://127.0.0.1:1\nhint: Start it: vmgpu serve.\n"
+    assert run("vm", "list", VMGPU_BIND="0.0.0.0:1").err.startswith("error: No vmgpu answers at http://127.0.0.1:1\n")
+
+
+def test_the_token_comes_from_the_environment_else_from_the_data_folder(
+    run: Run, service: Service, tmp_path: Path
+) -> None:
+    said = run("vm", "list", VMGPU_URL=service.url, VMGPU_DATA_DIR=str(tmp_path))
+    assert said.code == 1 and "VMGPU_TOKEN" in said.err
+    (tmp_path / desk_module.TOKEN_FILE).write_text(factories.ADMIN_TOKEN + "\n")
+    assert run("vm", "list", VMGPU_URL=service.url, VMGPU_DATA_DIR=str(tmp_path)).code == 0
+
+
+def test_what_is_hidden_here_is_what_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vmgpu.cli import cli
+    from vmgpu.service import people
+    from vmgpu.settings import Settings
+
+    defaults = {option.name: option.default for option in cli.params}
+    assert defaults["bind"] == Settings().bind
+    assert Path(str(defaults["data_dir"])).expanduser() == Settings().data_dir
+    assert desk_module.TOKEN_FILE == people.TOKEN_FILE
+
+
+def test_a_flavor_and_vms_come_and_go(vmgpu: Run, service: Service) -> None:
+    made = vmgpu("flavor", "add", "half", "--vcpus", "2", "--memory", "4g", "--disk", "10g", "--fgpu", "0.5", "--json")
+    assert made.code == 0 and made.json["memory_mib"] == 4096 and made.json["becomes"][0]["profile"] == "3g.20gb"
+    asked = vmgpu("vm", "request", "--name", "s{n}", "--count", "2", "--flavor", "half", "--image", "base", "--json")
+    assert [vm["name"] for vm in asked.json["items"]] == ["s1", "s2"]
+    assert vmgpu("vm", "stop", "s1", "--release-gpu", "--json").json["wanted"] == "stopped"
+    assert vmgpu("vm", "start", "s1", "--json").json["wanted"] == "running"
+    assert "its lease begins when it has its place" in vmgpu("vm", "extend", "s1", "4h").out
+    assert vmgpu("vm", "extend", "s1", "99d").code == 1
+    assert vmgpu("vm", "release", "s1", "--json").json["wanted"] == "gone"
+    assert vmgpu("vm", "events", "s1").code == 0
+    assert vmgpu("flavor", "remove", "half").code == 0
+
+
+def test_waiting_says_each_phase(vmgpu: Run, service: Service) -> None:
+    asked = vmgpu("vm", "request", "--name", "w", "--flavor", "small", "--image", "base", "--wait", "--timeout", "1s")
+    assert asked.code == 1 and "w: pending (" in asked.err and "Not settled after 1s" in asked.err
+    with service.db.write() as session:
+        session.get_one(VM, vmgpu("vm", "show", "w", "--json").json["id"]).state = VMState.gone
+    assert vmgpu("vm", "list", "--state", "gone", "--json").json["items"][0]["name"] == "w"
+
+
+def test_a_host_that_is_not_surveyed_is_exit_code_1(vmgpu: Run) -> None:
+    said = vmgpu("host", "add", "slow", "qemu:///system?x", "--wait", "0.1")
+    assert said.code == 1  # an address that is none
+    said = vmgpu("host", "add", "f1", "fake://2xA100-40GB?cpus=8&memory=64g&mood=slow", "--wait", "0.2", "--json")
+    assert said.code == 1 and said.json["simulated"] and said.error["code"] == "not_surveyed"
+    assert vmgpu("host", "drain", "f1", "--json").json["draining"] is True
+    assert vmgpu("host", "drain", "f1", "--off", "--json").json["draining"] is False
+    assert vmgpu("host", "set", "f1", "--overcommit", "2", "--json").json["overcommit"] == 2
+    assert vmgpu("host", "remove", "f1", "--wait", "0", "--json").json["state"] == "removing"
+
+
+def test_a_host_key_is_read_from_what_ssh_keyscan_prints(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("# gpu1:22 SSH-2.0\ngpu1 ssh-rsa AAAA\n\ngpu1 ssh-ed25519 BBBB\n")
+    assert host_module._key_in(file) == "gpu1 ssh-ed25519 BBBB"
+
+
+def test_an_image_is_imported_shown_and_refused(vmgpu: Run, service: Service, tmp_path: Path) -> None:
+    disk = tmp_path / "disk.raw"
+    disk.write_bytes(b"\x55" * (3 * image_module._PIECE + 512))
+    made = vmgpu("image", "import", str(disk), "--name", "team/x:1", "--label", "init=none", "--json")
+    assert made.code == 0, made.err
+    assert made.json["labels"] == {"init": "none"} and made.json["size_bytes"] == disk.stat().st_size
+    digest = subprocess.run(["sha256sum", disk], capture_output=True, text=True, check=True).stdout.split()[0]
+    assert made.json["sha256"] == digest
+    stored = service.settings.images_dir / f"image-{made.json['id']}.raw"
+    assert stored.read_bytes() == disk.read_bytes()
+    assert "already" in vmgpu("image", "import", str(disk), "--name", "team/x:1").err
+    assert vmgpu("image", "import", str(disk), "--name", "team/y", "--format", "qcow2").code == 1
+    empty = tmp_path / "empty.raw"
+    empty.touch()
+    assert vmgpu("image", "import", str(empty), "--name", "team/z").code == 1
+    assert vmgpu("image", "import", str(tmp_path / "none"), "--name", "team/z").code == 2
+    assert [path.name for path in service.settings.images_dir.iterdir()] == [stored.name]
+    assert vmgpu("image", "remove", "team/x:1", "--wait", "0", "--json").json["state"] == "deleting"
+
+
+def test_people_keys_and_tokens(vmgpu: Run, service: Service, tmp_path: Path) -> None:
+    assert vmgpu("user", "add", "ben").code == 0
+    file = tmp_path / "id.pub"
+    file.write_text(factories.A_KEY + "\n")
+    key = vmgpu("key", "add", str(file), "--user", "ben", "--json").json["items"][0]
+    assert vmgpu("key", "list", "ben", "--json").json["items"] == [key]
+    assert vmgpu("key", "remove", key["id"], "--user", "ben").code == 0
+    secret = vmgpu("token", "add", "--user", "ben", "--name", "x").out.strip()
+    assert vmgpu("user", "show", "--json", VMGPU_TOKEN=secret).json["name"] == "ben"
+    token = next(t for t in vmgpu("token", "list", "--user", "ben", "--json").json["items"] if t["name"] == "x")
+    assert vmgpu("token", "remove", token["id"]).code == 0
+    assert vmgpu("user", "link", "ben").out.startswith(f"{service.settings.base_url}/signin?link=")
+    assert vmgpu("user", "remove", "ben").code == 0
+
+
+def test_gpu_unit(vmgpu: Run) -> None:
+    said = vmgpu("gpu", "unit", "A100-40GB", "0.5")
+    assert said.out == "1 fGPU is 0.5 of a A100-40GB: 3g.20gb on A100-40GB: 50 % of memory, 43 % of compute.\n"
+    assert vmgpu("gpu", "unit", "A100-40GB", "7").code == 1
+    assert vmgpu("gpu", "unit", "A100-40GB").code == 2
+
+
+def test_ssh_pins_the_host_key_and_becomes_openssh(vmgpu: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    became: list[list[str]] = []
+    monkeypatch.setattr("os.execvp", lambda program, arguments: became.append(arguments))
+    assert vmgpu("vm", "ssh", "anna/hers", "--", "uname", "-a").code == 0
+    (line,) = became
+    known = next(word for word in line if word.startswith("UserKnownHostsFile=")).partition("=")[2]
+    way = vmgpu("vm", "ssh", "anna/hers", "--json").json
+    assert Path(known).read_text() == f"{way['alias']} {way['host_key']}\n"
+    assert line[-3:] == ["anna@192.168.171.10", "uname", "-a"]
+    assert {"StrictHostKeyChecking=yes", f"HostKeyAlias={way['alias']}"} <= set(line)
+    jumped = ssh_arguments(way | {"jump": "root@h"}, tmp_path, login="root", command=[])
+    assert jumped[jumped.index("-J") + 1] == "root@h" and jumped[-1] == "root@192.168.171.10"
+    parsed = subprocess.run([*jumped[:-2], "-G", jumped[-1]], capture_output=True, text=True)
+    assert "stricthostkeychecking true" in parsed.stdout, parsed.stderr
+
+
+def test_names_are_never_taken_for_addresses_or_colours(vmgpu: Run) -> None:
+    for name in ("../users/anna", "a?b=c", "a#b", "%2e%2e", "a b", "\x1b[31mred"):
+        said = vmgpu("vm", "show", name)
+        assert said.code == 1 and "\x1b" not in said.err, name
+
+
+def test_completion_prints_a_script(vmgpu: Run) -> None:
+    for shell in ("bash", "zsh", "fish"):
+        assert "_VMGPU_COMPLETE" in vmgpu("completion", shell).out
+
+
+def test_a_list_does_not_import_a_server(service: Service) -> None:
+    code = "import sys, vmgpu.cli as c; c._run(['vm', 'list']); print(*[m for m in sys.modules], file=sys.stderr)"
+    heavy = {"fastapi", "sqlalchemy", "pydantic", "uvicorn", "paramiko", "libvirt", "jinja2"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={"VMGPU_URL": service.url, "VMGPU_TOKEN": factories.ADMIN_TOKEN, "PATH": "/usr/bin:/bin"},
+    )
+    assert "hers" in done.stdout and not heavy & set(done.stderr.split())

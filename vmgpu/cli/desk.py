@@ -17,6 +17,7 @@ from vmgpu.errors import VmgpuError
 if TYPE_CHECKING:
     import httpx
 
+NOTHING_TO_SAY = 204
 TOKEN_FILE = "admin-token"  # noqa: S105 - a file's name
 _ANYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - who listens everywhere also listens here
 
@@ -84,11 +85,7 @@ class Desk:
         except httpx.HTTPError as bad:
             said = f"{self.url} broke off: {bad or type(bad).__name__}"
             raise Refused({"code": "no_answer", "message": said, "hint": "Try again; look at its log."}) from None
-        if answer.is_success:
-            return (
-                answer.json() if answer.headers.get("content-type", "").startswith("application/json") else answer.text
-            )
-        raise Refused(self._error(answer))
+        return self._read(answer)
 
     def done(self, what: Any, in_words: Callable[[], None]) -> None:
         """Answer: the thing as JSON, or in words."""
@@ -121,18 +118,22 @@ class Desk:
             )
         return self._client
 
-    def _error(self, answer: httpx.Response) -> dict[str, Any]:
+    def _read(self, answer: httpx.Response) -> Any:
+        if answer.status_code == NOTHING_TO_SAY:
+            return None
+        if answer.is_success and answer.headers.get("content-type", "").startswith("text/plain"):
+            return answer.text
         try:
-            error: dict[str, Any] = answer.json()["error"]
+            found = answer.json()
+            error: dict[str, Any] | None = None if answer.is_success else found["error"]
         except (ValueError, KeyError, TypeError):
-            return {
-                "code": "error",
-                "message": f"{self.url} answered {answer.status_code} and no vmgpu error",
-                "hint": "Is this the address of vmgpu?",
-            }
+            said = f"{self.url} answered {answer.status_code}, and not as vmgpu does"
+            raise Refused({"code": "error", "message": said, "hint": "Is this the address of vmgpu?"}) from None
+        if error is None:
+            return found
         if error["code"] == "unauthenticated":
             error["hint"] = "Set VMGPU_TOKEN to a token: an admin makes one by vmgpu token add."
-        return error
+        raise Refused(error)
 
 
 def verb(group: click.Group, name: str, **settings: Any) -> Callable[[Callable[..., None]], click.Command]:

@@ -42,7 +42,7 @@ MOODS: dict[str, dict[str, float]] = {
     "forgetful": {**QUICK, "every": 2},
     **{mood: {**QUICK, "after": 0.15} for mood in ("crashing", "restless", "amnesic", "rebooting")},
 }
-PATIENCE = 40  # seconds for one child; SIGALRM ends it
+PATIENCE = 90  # seconds for one child; SIGALRM ends it
 FORBIDDEN = ("double_carve", "foreign_touched", "released_in_use", "uncut_device", "memory_overrun")
 
 

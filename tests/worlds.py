@@ -1,14 +1,20 @@
-"""Worlds for steps: a VM as plain values, and a small host that does what it is told and remembers what was asked."""
+"""Worlds for steps, a VM as plain values and a host on paper; and houses: whole installations on simulated hosts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from vmgpu.errors import HostRefused, ReasonCode, reason
+from sqlmodel import SQLModel, select
+
+from vmgpu.connections import host_ref
+from vmgpu.db import Database, setting
+from vmgpu.errors import Conflict, HostRefused, ReasonCode, reason
 from vmgpu.hypervisor import (
     DomainSeen,
     Emulated,
@@ -22,9 +28,16 @@ from vmgpu.hypervisor import (
     SliceRef,
     VMSpec,
 )
-from vmgpu.models import CopyState, VMState, Wanted
+from vmgpu.hypervisor.fake import FakeAdmin, fake_admin
+from vmgpu.models import VM, CopyState, Event, Host, HostState, Slice, VMState, Wanted
+from vmgpu.requests import FlavorRequest, HostRequest, VMRequest
+from vmgpu.service import hosts, vms
+from vmgpu.service.access import Actor
 from vmgpu.settings import Settings
 from vmgpu.views import CardView, Login, VMView
+from vmgpu.worker import Worker
+
+Row = TypeVar("Row", bound=SQLModel)
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 VM_ID = "11111111-1111-4111-8111-111111111111"
@@ -103,6 +116,7 @@ class PlayedHost:
     card: str = "seen"
     card_there: bool = True
     boot: str = "boot-1"
+    text: bytes = b""
     asked: list[str] = field(default_factory=list)
     spec: VMSpec | None = None
     copied: Path | None = None
@@ -152,7 +166,13 @@ class PlayedHost:
         return self.ready, self.card
 
     def console(self, vm_id: str, limit: int = 0) -> bytes:
-        return b""
+        return self.text
+
+    def wait_guest(self, vm_id: str, seconds: float) -> bool:
+        return self.ready
+
+    def dial(self, address: str, port: int) -> object | None:
+        return None
 
     def copy_flat(self, vm_id: str, target: Path, *, progress: Progress) -> None:
         self._note("copy_flat")
@@ -207,3 +227,102 @@ class PlayedWorld:
 
     def progress(self, code: ReasonCode) -> Progress:
         return lambda percent: self.said.append((code, percent))
+
+
+class House:
+    """An installation that works, in this process: its rows, its worker, and a hand at each simulated host."""
+
+    def __init__(self, settings: Settings, db: Database, me: Actor) -> None:
+        self.settings, self.db, self.me = settings, db, me
+        self.worker = Worker(db, settings)
+        self.worker.start()
+        self.hands: dict[str, FakeAdmin] = {}
+        self.foreign: dict[str, str] = {}
+
+    def host(
+        self, name: str = "h1", cards: str = "A100-40GB", *, mood: str = "cheerful", **numbers: float
+    ) -> FakeAdmin:
+        """A simulated host with a domain of somebody else on it; its mood begins once it is surveyed."""
+        hosts.add(self.db, self.me, HostRequest(name=name, uri=f"fake://{cards}"))
+        self.until(lambda: self.row(Host, name).state is HostState.ready)
+        with self.db.read() as session:
+            installation = setting(session, "installation") or ""
+        hand = self.hands[name] = fake_admin(host_ref(self.row(Host, name), installation, self.settings))
+        self.foreign[name] = hand.define_foreign("somebody-elses", installation="another")
+        hand.set_mood(mood, **{"boot": 0.05, "off": 0.02, "after": 0.1} | numbers)
+        return hand
+
+    def request(self, name: str = "s1", profile: str = "3g.20gb", **given: Any) -> VM:
+        """One VM of a flavor with this profile."""
+        with suppress(Conflict):  # the flavor is there already
+            flavor = FlavorRequest(name=profile, vcpus=1, memory=1024, disk=2, profile=profile)
+            hosts.add_flavor(self.db, self.me, flavor)
+        asked = VMRequest(**{"name": name, "flavor": profile, "image": "base"} | given)
+        return vms.request(self.db, self.settings, self.me, asked)[0]
+
+    def row(self, kind: type[Row], name: str) -> Row:
+        """The row of this name as it is now."""
+        with self.db.read() as session:
+            return session.exec(select(kind).where(kind.name == name)).one()  # type: ignore[attr-defined]
+
+    def vm(self, name: str = "s1") -> VM:
+        """The VM of this name as it is now."""
+        return self.row(VM, name)
+
+    def slices(self, name: str = "s1") -> list[Slice]:
+        """The rows of what the VM holds."""
+        with self.db.read() as session:
+            return list(session.exec(select(Slice).where(Slice.vm_id == self.vm(name).id)).all())
+
+    def events(self, name: str = "s1") -> list[Event]:
+        """What happened to the VM, in order."""
+        with self.db.read() as session:
+            return list(session.exec(select(Event).where(Event.vm_id == self.vm(name).id).order_by(Event.id)).all())  # type: ignore[arg-type]
+
+    def until(self, true: Callable[[], bool], seconds: float = 60) -> None:
+        """Wait for something to become true."""
+        end = time.monotonic() + seconds
+        while not true():
+            if time.monotonic() > end:
+                with self.db.read() as session:
+                    rows = session.exec(select(VM)).all()
+                raise AssertionError([(vm.name, vm.state.value, vm.wanted.value, vm.reason) for vm in rows])
+            time.sleep(0.02)
+
+    def reaches(self, state: VMState, name: str = "s1", *, seconds: float = 60) -> VM:
+        """Wait until the VM has settled in a state."""
+        self.until(lambda: self._settled(self.vm(name), state), seconds)
+        return self.vm(name)
+
+    def empty(self) -> None:
+        """Release all; nothing is left of it anywhere, each slice went back once, what is foreign was not touched."""
+        for hand in self.hands.values():
+            hand.set_mood("cheerful")
+        with self.db.read() as session:
+            left = session.exec(select(VM).where(VM.state != VMState.gone)).all()
+        for vm in left:
+            vms.release(self.db, self.me, vm.id)
+        for vm in left:
+            self.until(lambda vm=vm: self.vm(vm.name).state is VMState.gone)  # type: ignore[misc]
+        with self.db.read() as session:
+            assert session.exec(select(Slice)).all() == []
+        for name, hand in self.hands.items():
+            seen, counts = hand.everything(), hand.counts()
+            assert seen.leaks([self.foreign[name]]) == ()
+            assert self.foreign[name] in seen.running()
+            assert counts["freed"] == counts["cut"]
+            assert [counts[what] for what in FORBIDDEN] == [0] * len(FORBIDDEN), counts
+
+    def close(self) -> None:
+        """End the worker and let go of everything."""
+        self.worker.stop(5)
+        for hand in self.hands.values():
+            hand.close()
+        self.db.close()
+
+    def _settled(self, vm: VM, state: VMState) -> bool:
+        wishes = vm.build > vm.built or vm.boots > vm.booted or vm.capture_as
+        return vm.state is state and vm.claim_token is None and not (wishes and state is VMState.running)
+
+
+FORBIDDEN = ("double_carve", "foreign_touched", "released_in_use", "uncut_device", "memory_overrun")

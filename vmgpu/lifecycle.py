@@ -30,7 +30,7 @@ MOVES: Mapping[VMState, frozenset[VMState]] = {
     S.carving: frozenset({S.building, S.stopping}),
     S.building: frozenset({S.booting, S.stopping}),
     S.booting: frozenset({S.booting, S.checking, S.stopping, S.lost}),
-    S.checking: frozenset({S.running, S.stopping, S.lost}),
+    S.checking: frozenset({S.running, S.booting, S.stopping, S.lost}),
     S.running: frozenset({S.booting, S.building, S.capturing, S.stopping, S.lost}),
     S.stopping: frozenset({S.stopped}),
     S.stopped: frozenset({S.carving, S.pending, S.building, S.capturing, S.lost}),

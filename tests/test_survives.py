@@ -1,0 +1,684 @@
+"""What a host, a guest or a hand at the host may do: rows end true, a slice goes back once, others go on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlmodel import col, select
+
+from tests.factories import admin, make_database, make_settings
+from tests.worlds import House
+from vmgpu import lifecycle, outcomes, worker
+from vmgpu.db import claim, next_number, wake
+from vmgpu.errors import ReasonCode, VmgpuError
+from vmgpu.models import VM, Event, Host, HostState, Image, ImageState, OnStop, VMState, Wanted, now
+from vmgpu.requests import CaptureRequest, ExtendRequest, HostChange, StopRequest
+from vmgpu.service import hosts, show, vms
+
+S = VMState
+Open = Callable[..., House]
+
+
+@pytest.fixture
+def open_house(tmp_path: Path) -> Iterator[Open]:
+    """Installations that are empty, and clean, in the end."""
+    made: list[House] = []
+
+    def opened(**given: Any) -> House:
+        settings = make_settings(tmp_path / f"data-{len(made)}", **{"sync_every": timedelta(seconds=0.3)} | given)
+        db = make_database(settings)
+        made.append(House(settings, db, admin(db)))
+        return made[-1]
+
+    yield opened
+    try:
+        for house in made:
+            house.empty()
+    finally:
+        for house in made:
+            house.close()
+
+
+@pytest.fixture
+def house(open_house: Open) -> House:
+    return open_house()
+
+
+def reason_of(vm: VM) -> str:
+    return vm.reason["code"] if vm.reason else ""
+
+
+def path_of(house: House, name: str = "s1") -> list[str]:
+    return [str(event.state) for event in house.events(name) if event.kind == "state"]
+
+
+class TestAHand:
+    def test_destroys_the_domain(self, house: House) -> None:
+        """That is a stop: it is not started again, and its slices are kept for a while."""
+        hand = house.host()
+        vm = house.request()
+        house.reaches(S.running)
+        hand.power_off_by_hand(vm.id)
+        stopped = house.reaches(S.stopped)
+        assert stopped.wanted is Wanted.stopped
+        assert [code["code"] for e in house.events() if (code := e.reason)][-1] == ReasonCode.stopped_by_guest
+        assert stopped.holds and stopped.keep_until and len(house.slices()) == 1
+        vms.start(house.db, house.me, "s1")
+        house.reaches(S.running)
+
+    def test_undefines_the_domain(self, house: House) -> None:
+        """The slices go back once, for the next one; the disk stays, and a start defines it again."""
+        hand = house.host()
+        vm = house.request()
+        house.reaches(S.running)
+        house.request("s2", "7g.40gb")
+        hand.undefine_by_hand(vm.id)
+        lost = house.reaches(S.lost)
+        assert (lost.wanted, reason_of(lost), lost.has_disk) == (Wanted.stopped, ReasonCode.domain_gone, True)
+        assert house.slices() == [] and vm.id in hand.everything().disks
+        house.reaches(S.running, "s2")
+        assert hand.counts(vm.id)["freed"] == 1
+        vms.release(house.db, house.me, "s2")
+        vms.start(house.db, house.me, "s1")
+        house.reaches(S.running)
+        assert hand.counts(vm.id)["disk_made"] == 1
+
+    def test_removes_the_disk_of_a_stopped_vm(self, house: House) -> None:
+        hand = house.host()
+        vm = house.request()
+        house.reaches(S.running)
+        vms.stop(house.db, house.me, "s1", StopRequest())
+        house.reaches(S.stopped)
+        hand.delete_disk_by_hand(vm.id)
+        vms.start(house.db, house.me, "s1")
+        failed = house.reaches(S.failed)
+        assert reason_of(failed) == ReasonCode.disk_gone
+        vms.reset(house.db, house.me, "s1")
+        house.reaches(S.running)
+
+    def test_starts_a_stopped_vm(self, house: House) -> None:
+        """Its slices may be another's by now: it is switched off again."""
+        hand = house.host()
+        vm = house.request(on_stop=OnStop.release)
+        house.reaches(S.running)
+        vms.stop(house.db, house.me, "s1", StopRequest())
+        house.reaches(S.stopped)
+        hand._state  # noqa: B018 - the next lines are what `virsh start` does
+        with hand._state.write() as db:
+            db.execute("UPDATE domains SET power = 'running', devices = '[]' WHERE id = ?", (vm.id,))
+        house.until(lambda: vm.id not in hand.everything().running())
+        assert house.vm().state is S.stopped
+
+    def test_leaves_a_domain_of_ours_without_a_row(self, house: House) -> None:
+        """An orphan is listed and not touched."""
+        hand = house.host()
+        with house.db.read() as session:
+            installation = worker.setting(session, "installation")
+        orphan = hand.define_foreign("left-over", installation=installation)
+        hosts.survey(house.db, house.me, "h1", wait=5)
+        house.until(lambda: house.row(Host, "h1").orphans == [f"left-over ({orphan})"])
+        assert orphan in hand.everything().running()
+        with hand._state.write() as db:
+            db.execute("DELETE FROM domains WHERE id = ?", (orphan,))
+
+
+class TestAGuest:
+    def test_powers_itself_off(self, house: House) -> None:
+        hand = house.host()
+        vm = house.request()
+        house.reaches(S.running)
+        hand.guest_poweroff(vm.id)
+        stopped = house.reaches(S.stopped)
+        assert (stopped.wanted, len(house.slices())) == (Wanted.stopped, 1)
+
+    def test_crashes_once(self, house: House) -> None:
+        hand = house.host(mood="crashing", after=0.4)
+        vm = house.request()
+        house.until(lambda: hand.counts(vm.id)["started"] == 2)
+        running = house.reaches(S.running)
+        assert (running.restarts, running.wanted) == (1, Wanted.running)
+        assert hand.counts(vm.id)["cut"] == 1
+
+    def test_crashes_again_and_again(self, house: House) -> None:
+        hand = house.host()
+        vm = house.request()
+        for crashes in range(4):
+            house.until(lambda: house.reaches(S.running).restarts == crashes)  # noqa: B023
+            hand.guest_crash(vm.id)
+        failed = house.reaches(S.failed)
+        assert (reason_of(failed), failed.wanted, house.slices()) == (ReasonCode.guest_crashed, Wanted.stopped, [])
+        assert vm.id not in hand.everything().running()
+
+    def test_never_gets_an_address(self, open_house: Open) -> None:
+        house = open_house(guest_timeout=timedelta(seconds=0.5))
+        house.host(mood="mute")
+        house.request()
+        failed = house.reaches(S.failed)
+        assert (reason_of(failed), house.slices()) == (ReasonCode.no_address, [])
+        with house.db.read() as session:
+            kept = session.get(worker.Console, failed.id)
+        assert kept and b"[simulated]" in kept.text
+
+    def test_does_not_listen_to_a_stop(self, open_house: Open) -> None:
+        house = open_house(shutdown_timeout=timedelta(seconds=0.5))
+        hand = house.host(off=1000)
+        vm = house.request()
+        house.reaches(S.running)
+        vms.stop(house.db, house.me, "s1", StopRequest())
+        house.reaches(S.stopped)
+        assert hand.counts(vm.id)["powered_off"] == 1
+
+
+class TestACard:
+    def test_is_not_there_and_there_is_no_other(self, house: House) -> None:
+        hand = house.host(mood="cardless")
+        vm = house.request()
+        failed = house.reaches(S.failed)
+        assert (reason_of(failed), failed.wanted, failed.tries) == (ReasonCode.card_missing, Wanted.stopped, 0)
+        assert house.slices() == []
+        assert hand.counts(vm.id)["cut"] == hand.counts(vm.id)["freed"] == 1
+
+    def test_is_not_there_but_on_another_host(self, house: House) -> None:
+        """Tried once more, elsewhere, with a fresh disk; nothing stays where it failed."""
+        first = house.host(mood="cardless", boot=1.5)
+        vm = house.request()
+        house.until(lambda: house.vm().state is S.booting)
+        second = house.host("h2")
+        running = house.reaches(S.running)
+        assert running.host_id == house.row(Host, "h2").id
+        assert first.everything().leaks([house.foreign["h1"]]) == ()
+        assert (first.counts(vm.id)["freed"], second.counts(vm.id)["cut"]) == (1, 1)
+        assert path_of(house) == [
+            *("carving", "building", "booting", "checking", "failed", "pending"),
+            *("carving", "building", "booting", "checking", "running"),
+        ]
+
+    def test_is_not_there_twice(self, house: House) -> None:
+        """Another card of the same host is tried once, and not a third."""
+        hand = house.host(cards="3xA100-40GB", mood="cardless")
+        vm = house.request()
+        failed = house.reaches(S.failed)
+        assert (failed.tries, reason_of(failed), hand.counts(vm.id)["cut"]) == (1, ReasonCode.card_missing, 2)
+
+    def test_a_retry_waits_for_no_claim(self, house: House) -> None:
+        """Sent back to the queue, a VM is the leader's at once: no worker holds it."""
+        house.host(cards="2xA100-40GB", mood="cardless")
+        house.request()
+        house.reaches(S.failed, seconds=15)
+
+
+class TestAHost:
+    def test_loses_every_other_reply(self, house: House) -> None:
+        hand = house.host(mood="forgetful", every=2)
+        for name in ("s1", "s2"):
+            house.request(name)
+        for name in ("s1", "s2"):
+            house.reaches(S.running, name, seconds=40)
+        vms.stop(house.db, house.me, "s1", StopRequest(slices=OnStop.release))
+        house.reaches(S.stopped, seconds=40)
+        vms.start(house.db, house.me, "s1")
+        house.reaches(S.running, seconds=40)
+        assert hand.counts()["reply_lost"] >= 4
+        assert hand.counts(house.vm().id)["freed"] == 1
+
+    def test_refuses_once(self, house: House) -> None:
+        """Blamed on the host, so tried elsewhere; without another host it fails, and a start tries again."""
+        hand = house.host(mood="refusing")
+        vm = house.request()
+        failed = house.reaches(S.failed)
+        assert (reason_of(failed), house.slices()) == (ReasonCode.host_error, [])
+        vms.start(house.db, house.me, "s1")
+        house.reaches(S.running)
+        assert hand.counts(vm.id)["cut"] == 2
+
+    def test_does_not_answer_for_long(self, house: House) -> None:
+        """Its VMs keep state and slices; VMs of other hosts go on; then what was wished meanwhile is done."""
+        hand = house.host()
+        other = house.host("h2", "A30-24GB")
+        vm = house.request()
+        house.request("s2", "2g.12gb")
+        for name in ("s1", "s2"):
+            house.reaches(S.running, name)
+        hand.set_mood("unreachable")
+        house.until(lambda: house.row(Host, "h1").state is HostState.unreachable)
+        house.request("s3", "2g.12gb")
+        house.reaches(S.running, "s3")
+        house.request("s4", "1g.5gb")
+        house.until(lambda: reason_of(house.vm("s4")) == ReasonCode.host_unreachable)
+        vms.reboot(house.db, house.me, "s2")
+        house.until(lambda: house.vm("s2").booted == 2)
+        time.sleep(1)
+        away = house.vm()
+        assert (away.state, away.wanted, len(house.slices())) == (S.running, Wanted.running, 1)
+        assert house.vm("s4").state is S.pending
+        hand.set_mood("cheerful", boot=0.05)
+        house.reaches(S.running, "s4")
+        assert house.row(Host, "h1").state is HostState.ready
+        assert (hand.counts(vm.id)["started"], house.vm().state, house.vm().restarts) == (1, S.running, 0)
+        assert other.counts()["started"] == 3
+
+    @pytest.mark.parametrize("wish", ["stop", "release"])
+    def test_does_what_was_wished_once_it_answers_again(self, house: House, wish: str) -> None:
+        hand = house.host()
+        house.request()
+        house.reaches(S.running)
+        hand.set_mood("unreachable")
+        house.until(lambda: house.row(Host, "h1").state is HostState.unreachable)
+        if wish == "stop":
+            vms.stop(house.db, house.me, "s1", StopRequest(slices=OnStop.release))
+        else:
+            vms.release(house.db, house.me, "s1")
+        time.sleep(0.5)
+        assert len(house.slices()) == 1, "nobody has proved it off"
+        hand.set_mood("cheerful", off=0.02)
+        house.reaches(S.stopped if wish == "stop" else S.gone)
+        assert house.slices() == []
+
+    def test_that_was_away_for_long_does_not_cost_a_guest_its_time(self, open_house: Open) -> None:
+        house = open_house(guest_timeout=timedelta(seconds=2))
+        hand = house.host(boot=0.8)
+        house.request()
+        house.until(lambda: house.vm().state is S.booting)
+        hand.set_mood("unreachable")
+        time.sleep(2.5)
+        hand.reboot_host()  # so that its guest has to boot anew
+        hand.set_mood("cheerful", boot=0.8)
+        house.reaches(S.running)
+
+    def test_that_is_away_is_not_asked_all_the_time(self, open_house: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Also not for a stopped VM whose time of keeping its slices has passed meanwhile."""
+        house = open_house(keep_gpu=timedelta(seconds=0.5))
+        hand = house.host()
+        house.request()
+        house.reaches(S.running)
+        vms.stop(house.db, house.me, "s1", StopRequest())
+        house.reaches(S.stopped)
+        hand.set_mood("unreachable")
+        house.until(lambda: house.row(Host, "h1").state is HostState.unreachable)
+        time.sleep(0.7)
+        steps = count_steps(monkeypatch)
+        time.sleep(1)
+        assert len(steps) <= 3
+        assert len(house.slices()) == 1
+        hand.set_mood("cheerful")
+        house.until(lambda: house.slices() == [])
+
+    def test_reboots(self, house: House) -> None:
+        """VMs wanted running come back on what they held; stopped ones stay stopped."""
+        hand = house.host(cards="2xA100-40GB")
+        for name in ("s1", "s2"):
+            house.request(name)
+            house.reaches(S.running, name)
+        vms.stop(house.db, house.me, "s2", StopRequest(slices=OnStop.keep))
+        stopped = house.reaches(S.stopped, "s2")
+        held = [(cut.gpu_id, cut.start) for cut in house.slices()]
+        hand.reboot_host()
+        hand.lose_cuts()  # as MIG instances are
+        house.until(lambda: hand.counts(house.vm().id)["started"] == 2)
+        running = house.reaches(S.running)
+        assert [(cut.gpu_id, cut.start) for cut in house.slices()] == held
+        assert (running.wanted, running.restarts) == (Wanted.running, 0)
+        assert running.host_boot_id == hand.everything().boot_id
+        assert house.vm("s2").state is S.stopped and house.vm("s2").wanted is Wanted.stopped
+        assert hand.everything().running() == {running.id, house.foreign["h1"]}
+        assert hand.counts(stopped.id)["started"] == 1
+        with house.db.read() as session:
+            assert session.exec(select(Event).where(Event.kind == "host_rebooted")).all()
+        vms.start(house.db, house.me, "s2")
+        house.reaches(S.running, "s2")
+        # the books of the host count a cut that a reboot took as never given back
+        with hand._state.write() as db:
+            db.execute("DELETE FROM counters WHERE what IN ('cut', 'freed')")
+            db.execute("INSERT INTO counters VALUES ('cut', '', 2)")
+
+    def test_reboots_while_guests_boot(self, house: House) -> None:
+        hand = house.host(boot=0.6)
+        vm = house.request()
+        house.until(lambda: vm.id in hand.everything().running())
+        hand.reboot_host()
+        house.reaches(S.running)
+
+    def test_does_not_return_from_a_call(self, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The thread is lost, the row is not; the next VM of the same host goes on beside it."""
+        monkeypatch.setitem(
+            lifecycle.STEPS, S.booting, replace(lifecycle.STEPS[S.booting], within=timedelta(seconds=1.5))
+        )
+        hand = house.host(mood="hanging")
+        vm = house.request()
+        house.until(lambda: hand.counts()["hung"] == 1)
+        house.request("s2")
+        house.reaches(S.running, "s2")
+        house.until(lambda: reason_of(house.vm()) == ReasonCode.call_hangs)
+        assert house.vm().state is S.booting and len(house.slices()) == 1
+        late = house.reaches(S.running, seconds=30)
+        hand.wake()  # what the lost thread brings now is thrown away
+        time.sleep(0.3)
+        assert house.vm().state is S.running and house.vm().state_since == late.state_since
+        assert hand.counts(vm.id)["started"] == 1
+
+    def test_that_hangs_holds_up_no_other(self, house: House) -> None:
+        hand = house.host(mood="hanging")
+        house.host("h2", "A30-24GB")
+        house.request()
+        house.until(lambda: hand.counts()["hung"] == 1)
+        house.request("s2", "2g.12gb")
+        house.reaches(S.running, "s2")
+        hand.wake()
+        house.reaches(S.running)
+
+    def test_is_slow(self, house: House) -> None:
+        house.host(mood="slow", pause=0.05, boot=0.5)
+        house.request()
+        house.reaches(S.running)
+
+    def test_is_drained(self, house: House) -> None:
+        house.host()
+        house.request()
+        house.reaches(S.running)
+        hosts.change(house.db, house.me, "h1", HostChange(draining=True))
+        house.request("s2")
+        house.until(lambda: reason_of(house.vm("s2")) == ReasonCode.host_draining)
+        assert house.vm().state is S.running
+        hosts.change(house.db, house.me, "h1", HostChange(draining=False))
+        house.reaches(S.running, "s2")
+
+
+class TestLeases:
+    def test_end_and_then_the_grace_ends(self, open_house: Open) -> None:
+        house = open_house(grace=timedelta(seconds=1.5))
+        hand = house.host()
+        vm = house.request(lease="2s")
+        house.reaches(S.running)
+        stopped = house.reaches(S.stopped)
+        assert stopped.expires_at and stopped.delete_at == stopped.expires_at + timedelta(seconds=1.5)
+        assert house.slices() == [] and vm.id in hand.everything().disks
+        house.reaches(S.gone)
+        assert [e.kind for e in house.events() if e.kind not in ("state", "requested")] == [
+            "lease_ended",
+            "grace_warning",
+            "grace_ended",
+        ]
+
+    @pytest.mark.parametrize("how", ["extend", "start"])
+    def test_come_back_in_the_grace(self, open_house: Open, how: str) -> None:
+        house = open_house(grace=timedelta(seconds=60))
+        house.host()
+        house.request(lease="1s")
+        house.reaches(S.running)
+        house.reaches(S.stopped)
+        if how == "extend":
+            extended = vms.extend(house.db, house.settings, house.me, "s1", ExtendRequest(by="1h"))
+            assert extended.delete_at is None
+        vms.start(house.db, house.me, "s1")
+        running = house.reaches(S.running)
+        assert running.delete_at is None
+        assert running.expires_at and running.expires_at > now() - timedelta(seconds=5)
+        if how == "extend":
+            assert running.expires_at > now() + timedelta(minutes=50)
+
+    def test_of_a_stopped_vm_gives_back_what_it_kept(self, house: House) -> None:
+        house.host()
+        house.request(lease="2s", on_stop=OnStop.keep)
+        house.reaches(S.running)
+        vms.stop(house.db, house.me, "s1", StopRequest())
+        house.reaches(S.stopped)
+        assert len(house.slices()) == 1
+        house.until(lambda: house.slices() == [])
+        assert house.vm().state is S.stopped
+
+    def test_that_is_extended_at_its_last_moment_goes_on(self, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The worker has seen that it is over; before it says so, the owner extends."""
+        house.host()
+        house.request(lease="2s")
+        house.reaches(S.running)
+        asked = lifecycle.lease
+
+        def late(vm: Any, at: Any, settings: Any) -> Any:
+            news = asked(vm, at, settings)
+            if news and news.kind == "lease_ended" and not extended:
+                extended.append(True)
+                vms.extend(house.db, house.settings, house.me, "s1", ExtendRequest(by="1h"))
+            return news
+
+        extended: list[bool] = []
+        monkeypatch.setattr(lifecycle, "lease", late)
+        house.until(lambda: bool(extended))
+        time.sleep(0.5)
+        vm = house.vm()
+        assert (vm.state, vm.wanted, vm.delete_at, len(house.slices())) == (S.running, Wanted.running, None, 1)
+
+
+class TestWishes:
+    def test_for_the_slices_that_come_late_are_heard(self, house: House) -> None:
+        """Asked while the guest still shuts down, or once it is off: the slices go back for those who wait."""
+        house.host(off=1.0)
+        house.request()
+        house.request("s2", "7g.40gb")
+        house.reaches(S.running)
+        vms.stop(house.db, house.me, "s1", StopRequest(slices=OnStop.keep))
+        house.until(lambda: house.vm().state is S.stopping)
+        vms.stop(house.db, house.me, "s1", StopRequest(slices=OnStop.release))
+        house.reaches(S.stopped)
+        house.until(lambda: house.slices() == [])
+        house.reaches(S.running, "s2")
+
+    def test_to_give_back_what_a_stopped_vm_keeps(self, house: House) -> None:
+        house.host()
+        house.request()
+        house.reaches(S.running)
+        vms.stop(house.db, house.me, "s1", StopRequest())
+        assert house.reaches(S.stopped).keep_until
+        vms.stop(house.db, house.me, "s1", StopRequest(slices=OnStop.keep))
+        house.until(lambda: house.vm().keep_until is None)
+        assert len(house.slices()) == 1
+        vms.stop(house.db, house.me, "s1", StopRequest(slices=OnStop.release))
+        house.until(lambda: house.slices() == [])
+
+    def test_that_come_during_a_step_stand(self, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A step's outcome carries what it saw; what was wished while it was at work is not overwritten by it."""
+        house.host()
+        house.request()
+        house.reaches(S.running)
+        entered, go_on = threading.Event(), threading.Event()
+        plain = lifecycle.STEPS[S.stopping]
+
+        def held(vm: Any, world: Any) -> Any:
+            done = plain.run(vm, world)
+            if isinstance(done, lifecycle.Hop):
+                entered.set()
+                go_on.wait(10)
+            return done
+
+        monkeypatch.setitem(lifecycle.STEPS, S.stopping, replace(plain, run=held))
+        vms.stop(house.db, house.me, "s1", StopRequest())
+        assert entered.wait(10)
+        vms.stop(house.db, house.me, "s1", StopRequest(slices=OnStop.release))
+        go_on.set()
+        house.until(lambda: house.slices() == [])
+        assert house.reaches(S.stopped).stop_mode is None
+
+    def test_a_release_during_a_capture(self, house: House) -> None:
+        house.host(off=0.6)
+        house.request()
+        house.reaches(S.running)
+        vms.capture(house.db, house.settings, house.me, "s1", CaptureRequest(image="t/x:1"))
+        house.until(lambda: house.vm().state is S.capturing)
+        vms.release(house.db, house.me, "s1")
+        house.reaches(S.gone)
+        assert house.row(Image, "t/x:1").state is ImageState.failed
+
+    def test_a_stop_during_a_capture_decides_about_the_slices(self, house: House) -> None:
+        house.host(off=0.6)
+        house.request()
+        house.reaches(S.running)
+        vms.capture(house.db, house.settings, house.me, "s1", CaptureRequest(image="t/x:1"))
+        house.until(lambda: house.vm().state is S.capturing)
+        vms.stop(house.db, house.me, "s1", StopRequest(slices=OnStop.release))
+        house.reaches(S.stopped)
+        house.until(lambda: house.slices() == [])
+        assert house.row(Image, "t/x:1").state in (ImageState.ready, ImageState.generalising)
+
+    def test_a_stop_of_what_was_half_built_leaves_nothing(self, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+        hand = house.host()
+        plain = lifecycle.STEPS[S.building]
+
+        def stopped_meanwhile(vm: Any, world: Any) -> Any:
+            done = plain.run(vm, world)
+            if isinstance(done, lifecycle.Hop):
+                vms.stop(house.db, house.me, "s1", StopRequest(slices=OnStop.release))
+                raise outcomes.TakenOver  # as if the process had died here
+            return done
+
+        monkeypatch.setitem(lifecycle.STEPS, S.building, replace(plain, run=stopped_meanwhile))
+        vm = house.request()
+        house.until(lambda: vm.id in hand.everything().disks and house.vm().wanted is Wanted.stopped)
+        monkeypatch.setitem(lifecycle.STEPS, S.building, plain)
+        with house.db.write() as session:
+            row = session.get_one(VM, vm.id)
+            outcomes.let_go(row, now())
+        stopped = house.reaches(S.stopped)
+        assert not stopped.has_disk
+        assert hand.everything().leaks([house.foreign["h1"]]) == ()
+
+    def test_40_at_once_for_two_slices(self, house: House) -> None:
+        """On SQLite: no lock is met, two run, 38 wait in order."""
+        house.host()
+        house.request("s0")
+        vms.release(house.db, house.me, "s0")
+        house.reaches(S.gone, "s0")
+        with ThreadPoolExecutor(40) as pool:
+            list(pool.map(lambda number: house.request(f"n{number}"), range(40)))
+        house.until(lambda: states(house).count("running") == 2)
+        assert states(house).count("pending") == 38
+        with house.db.read() as session:
+            rows = session.exec(select(VM).where(VM.state == S.pending).order_by(col(VM.ticket))).all()
+            assert [one.position for one in show.vms(session, rows)] == list(range(1, 39))
+
+    def test_a_running_vm_survives_a_look_that_fails(self, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+        hand = house.host()
+        vm = house.request()
+        house.reaches(S.running)
+        looks: list[bool] = []
+
+        def broken(vm: Any, world: Any) -> Any:
+            looks.append(True)
+            raise VmgpuError("internal error: cannot look")
+
+        monkeypatch.setitem(lifecycle.STEPS, S.running, replace(lifecycle.STEPS[S.running], run=broken))
+        with house.db.write() as session:
+            wake(session, VM, col(VM.id) == vm.id)
+        house.until(lambda: bool(looks))
+        time.sleep(0.3)
+        assert house.vm().state is S.running and vm.id in hand.everything().running()
+
+
+class TestIdling:
+    def test_costs_next_to_nothing(self, open_house: Open) -> None:
+        house = open_house(sync_every=timedelta(seconds=30))
+        house.host(cards="2xA100-40GB")
+        for number in range(4):
+            house.request(f"s{number}")
+        house.request("s9")  # and one that waits
+        for number in range(4):
+            house.reaches(S.running, f"s{number}")
+        house.until(lambda: house.vm("s9").reason is not None)
+        time.sleep(0.5)
+        before = time.process_time()
+        time.sleep(3)
+        assert time.process_time() - before < 0.25
+
+    def test_a_vm_that_started_within_its_time_of_keeping_is_left_alone(
+        self, open_house: Open, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        house = open_house(keep_gpu=timedelta(seconds=1))
+        house.host()
+        house.request()
+        house.reaches(S.running)
+        vms.stop(house.db, house.me, "s1", StopRequest())
+        assert house.reaches(S.stopped).keep_until
+        vms.start(house.db, house.me, "s1")
+        assert house.reaches(S.running).keep_until is None
+        time.sleep(1.2)
+        steps = count_steps(monkeypatch)
+        time.sleep(0.7)
+        assert len(steps) <= 2
+        assert len(house.slices()) == 1
+
+    def test_the_slices_of_a_stopped_vm_go_to_who_waits(self, open_house: Open) -> None:
+        house = open_house(keep_gpu=timedelta(seconds=0.7))
+        house.host()
+        house.request()
+        house.request("s2", "7g.40gb")
+        house.reaches(S.running)
+        vms.stop(house.db, house.me, "s1", StopRequest())
+        house.reaches(S.running, "s2")
+        stopped = house.vm()
+        assert (stopped.state, reason_of(stopped)) == (S.stopped, ReasonCode.keep_ended)
+
+
+class TestTheBooks:
+    def test_say_how_long_each_phase_took(self, house: House) -> None:
+        house.host(boot=0.4)
+        house.request()
+        house.request("s2", "7g.40gb")
+        house.reaches(S.running)
+        time.sleep(0.3)
+        vms.release(house.db, house.me, "s1")
+        house.reaches(S.running, "s2")
+        events = [event for event in house.events("s2") if event.kind == "state"]
+        assert [event.was for event in events] == ["pending", "carving", "building", "booting", "checking"]
+        assert all(event.seconds is not None for event in events)
+        took = {event.was: event.seconds or 0.0 for event in events}
+        assert took["pending"] >= 0.6, "it waited while s1 booted and ran"
+        assert took["booting"] >= 0.3
+        total = (house.vm("s2").state_since - house.vm("s2").created_at).total_seconds()
+        assert sum(took.values()) == pytest.approx(total, abs=0.5)
+
+    def test_numbers_are_given_once(self, house: House) -> None:
+        def one(_: int) -> int:
+            with house.db.write() as session:
+                return next_number(session, "fresh")
+
+        with ThreadPoolExecutor(8) as pool:
+            assert sorted(pool.map(one, range(24))) == list(range(1, 25))
+
+    def test_a_claim_is_one_workers_alone(self, house: House) -> None:
+        house.worker.stop()
+        image = Image(name="i", virtual_mib=1, due_at=now())
+        with house.db.write() as session:
+            session.add(image)
+        with ThreadPoolExecutor(8) as pool:
+            got = list(pool.map(lambda _: claim(house.db, Image, now(), hold=timedelta(minutes=1)), range(8)))
+        assert [row.id for row in got if row] == [image.id]
+        again = claim(house.db, Image, now() + timedelta(minutes=2), hold=timedelta(minutes=1))
+        assert again and again.id == image.id, "its holder died"
+        with pytest.raises(outcomes.TakenOver), house.db.write() as session:
+            outcomes.held(session, Image, image.id, next(row for row in got if row).claim_token or "")
+        with house.db.write() as session:
+            session.delete(session.get_one(Image, image.id))
+
+
+def states(house: House) -> list[str]:
+    with house.db.read() as session:
+        return [state.value for state in session.exec(select(VM.state)).all()]
+
+
+def count_steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Notes every outcome of a VM from now on."""
+    steps: list[str] = []
+    plain = outcomes.apply_vm
+
+    def noted(session: Any, vm: VM, view: Any, outcome: Any) -> bool:
+        steps.append(f"{vm.name} {vm.state} {outcome}")
+        return plain(session, vm, view, outcome)
+
+    monkeypatch.setattr(outcomes, "apply_vm", noted)
+    return steps

@@ -354,6 +354,13 @@ def test_what_still_runs_is_waited_for(inside: Guest, said: str) -> None:
     assert running.value.reason.code is ReasonCode.waiting_cloud_init
 
 
+def test_what_its_files_show_running_is_not_asked(inside: Guest) -> None:
+    inside.file("run/cloud-init/status.json", "{}")
+    inside.program("cloud-init", """echo '{"status": "done"}'""")
+    with pytest.raises(guest.NotYet):
+        inside.check()
+
+
 def test_a_guest_whose_user_removed_cloud_init_is_usable(inside: Guest) -> None:
     assert inside.check().warnings == ("cloud-init is not installed: nothing of the seed was applied at this boot",)
     inside.program("cloud-init", "exit 1")

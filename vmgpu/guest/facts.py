@@ -92,6 +92,8 @@ def look_at_cloud_init(parts: Mapping[str, str]) -> tuple[CloudInit, tuple[str, 
     if "failed" in parts:
         units = ", ".join(line.split()[0] for line in parts["failed"].splitlines() if line.split())
         raise Trouble(reason(ReasonCode.cloud_init_error, detail=f"{units} failed"))
+    if "running" in parts:
+        raise Unfinished
     if "result" in parts:
         return _by_files(_json(parts["result"]), _json(parts.get("status", "")))
     return _by_program(parts.get("program", ""), _number(parts.get("code", "")))

@@ -33,6 +33,7 @@ failed_units() {
 
 unfinished() {
   if failed_units; then return; fi
+  if [ -e "$run/status.json" ]; then part running; return; fi
   said=$(cloud-init status --format json 2>/dev/null </dev/null); code=$?
   # Before 22.4 there is no JSON: a usage error, nothing on stdout.
   if [ -z "$said" ]; then said=$(cloud-init status --long 2>/dev/null </dev/null); code=$?; fi

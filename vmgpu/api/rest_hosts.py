@@ -83,13 +83,15 @@ def remove_host(name: str, db: Db, me: Me, stopping: Stopping, wait: Wait = 0) -
 @router.post("/hosts/{name}/survey", response_model=HostOut, tags=["hosts"], **_ADMIN)
 def survey_host(name: str, db: Db, me: Me, stopping: Stopping, wait: Wait = 60) -> HostOut:
     """Look again at what the host has, and answer when that is in."""
-    asked_at = now()
     row = hosts.survey(db, me, name)
 
     def surveyed() -> bool | None:
         with db.read() as session:
             host = session.get_one(Host, row.id)
-        return True if host.reason or (host.surveyed_at and host.surveyed_at >= asked_at) else None
+        done = row.survey_asked and host.surveyed_at and host.surveyed_at >= row.survey_asked
+        # a visit that failed leaves its reason, and is not due again at once; a reason alone may be an older one
+        failed = host.reason and host.claim_token is None and host.due_at and host.due_at > now()
+        return True if done or failed else None
 
     until(surveyed, wait, stopping)
     return _host(db, me, row.id)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
-from sqlmodel import col, select
+from sqlmodel import Session, col, select
 
 from vmgpu.db import Database
 from vmgpu.errors import Conflict, Invalid
@@ -50,7 +50,8 @@ def begin(
     for label, value in labels.items():
         if label not in _KNOWN_LABELS or (_KNOWN_LABELS[label] and value not in (_KNOWN_LABELS[label] or ())):
             raise Invalid(f"{label}={value} is no label", hint="Labels are init=none and cuda=yes.", where="labels")
-    _refuse_taken(db, name)
+    with db.read() as session:
+        _refuse_taken(session, name)
     settings.images_dir.mkdir(parents=True, exist_ok=True)
     return Incoming(name, chosen, dict(labels), settings.images_dir / f"incoming-{new_id()}.part")
 
@@ -69,12 +70,13 @@ def finish(db: Database, settings: Settings, actor: Actor, incoming: Incoming, *
             sha256=sha256,
             created_at=now(),
         )
-        _refuse_taken(db, incoming.name)
         # the file is in its place before the row says so: a row without its file would be a lie
         target = settings.images_dir / image.volume
         incoming.part.replace(target)
         try:
             with db.write() as session:
+                # again, where nobody comes between: two owners may be None at once for the unique constraint
+                _refuse_taken(session, incoming.name)
                 session.add(image)
         except BaseException:
             target.unlink(missing_ok=True)
@@ -93,8 +95,7 @@ def sweep(db: Database, settings: Settings) -> None:
             path.unlink(missing_ok=True)
 
 
-def _refuse_taken(db: Database, name: str) -> None:
-    with db.read() as session:
-        taken = select(Image).where(Image.name == name, col(Image.owner_id).is_(None))
-        if session.exec(taken).first():
-            raise Conflict(f"There is an image {name} already", hint="Take another name or tag.", where="name")
+def _refuse_taken(session: Session, name: str) -> None:
+    taken = select(Image).where(Image.name == name, col(Image.owner_id).is_(None))
+    if session.exec(taken).first():
+        raise Conflict(f"There is an image {name} already", hint="Take another name or tag.", where="name")

@@ -470,7 +470,8 @@ def _card_want(vm: VMView) -> guest.CardWant | None:
     first = vm.devices[0]
     if isinstance(first, Emulated):
         return guest.EmulatedCard(first.video_mib, first.label)
-    return guest.PciCard(vm.gpu.pci_ids, vm.gpu.bars_mib, vm.gpu.memory_mib, vm.cuda)
+    promised = vm.slices[0].memory_mib if vm.slices else 0
+    return guest.PciCard(vm.gpu.pci_ids, vm.gpu.bars_mib, promised or vm.gpu.memory_mib, vm.cuda)
 
 
 def _spec(vm: VMView, world: World) -> VMSpec:

@@ -309,7 +309,7 @@ class House:
         for name, hand in self.hands.items():
             seen, counts = hand.everything(), hand.counts()
             assert seen.leaks([self.foreign[name]]) == ()
-            assert self.foreign[name] in seen.running()
+            assert self.foreign[name] in [domain.id for domain in seen.domains]
             assert counts["freed"] == counts["cut"]
             assert [counts[what] for what in FORBIDDEN] == [0] * len(FORBIDDEN), counts
 

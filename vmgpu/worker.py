@@ -261,6 +261,10 @@ class Worker:
                 host = session.get(Host, getattr(row, "host_id", None) or row.id)
                 seconds = round((now() - job.since).total_seconds())
                 because = reason(ReasonCode.call_hangs, host=host.name if host else "", seconds=seconds)
+                if isinstance(row, Host):
+                    # it answers nobody: its VMs wait for its return, and no new ones are sent there
+                    outcomes.host_away(session, row, because, again=timedelta(seconds=10))
+                    return
                 if hasattr(row, "reason"):
                     row.reason = because.as_dict()
                 outcomes.let_go(row, now() + timedelta(seconds=10))

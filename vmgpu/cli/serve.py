@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -175,6 +175,7 @@ def _database(settings: Settings) -> Iterator[Database]:
     from vmgpu.db import Database, migrate
     from vmgpu.service import people
 
+    _migrate_apart(settings.url)
     db = Database(settings.url)
     try:
         migrate(db)
@@ -182,6 +183,22 @@ def _database(settings: Settings) -> Iterator[Database]:
         yield db
     finally:
         db.close()
+
+
+def _migrate_apart(url: str) -> None:
+    """Bring the schema up in a child, so that what only that needs (10 MB) does not stay for as long as we serve.
+
+    Its failure is not looked at: the parent migrates after it, finds nothing left to do, or the error itself.
+    """
+    from vmgpu.db import Database, migrate
+
+    child = os.fork()  # no thread runs yet, and no connection is open
+    if child:
+        os.waitpid(child, 0)
+        return
+    with suppress(BaseException):
+        migrate(Database(url))
+    os._exit(0)
 
 
 @contextmanager

@@ -198,7 +198,17 @@ class GpuUnit(SQLModel, table=True):
 class Image(Claimed, table=True):
     """A bootable disk. `owner_id` None: everybody's; else its owner's alone."""
 
-    __table_args__ = (UniqueConstraint("owner_id", "name"),)
+    __table_args__ = (
+        UniqueConstraint("owner_id", "name"),
+        # in SQL no two NULLs are equal: everybody's images need a rule of their own
+        Index(
+            "one_public_name",
+            "name",
+            unique=True,
+            sqlite_where=text("owner_id IS NULL"),
+            postgresql_where=text("owner_id IS NULL"),
+        ),
+    )
     id: str = Field(default_factory=new_id, primary_key=True)
     name: str = Field(index=True)
     owner_id: str | None = Field(default=None, foreign_key="user.id", index=True)

@@ -174,6 +174,13 @@ def upgrade() -> None:
         batch_op.create_index(batch_op.f("ix_image_due_at"), ["due_at"], unique=False)
         batch_op.create_index(batch_op.f("ix_image_name"), ["name"], unique=False)
         batch_op.create_index(batch_op.f("ix_image_owner_id"), ["owner_id"], unique=False)
+        batch_op.create_index(
+            "one_public_name",
+            ["name"],
+            unique=True,
+            sqlite_where=sa.text("owner_id IS NULL"),
+            postgresql_where=sa.text("owner_id IS NULL"),
+        )
 
     op.create_table(
         "key",
@@ -440,6 +447,9 @@ def downgrade() -> None:
 
     op.drop_table("key")
     with op.batch_alter_table("image", schema=None) as batch_op:
+        batch_op.drop_index(
+            "one_public_name", sqlite_where=sa.text("owner_id IS NULL"), postgresql_where=sa.text("owner_id IS NULL")
+        )
         batch_op.drop_index(batch_op.f("ix_image_owner_id"))
         batch_op.drop_index(batch_op.f("ix_image_name"))
         batch_op.drop_index(batch_op.f("ix_image_due_at"))

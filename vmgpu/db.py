@@ -51,10 +51,10 @@ class Database:
         """A session that is one transaction: committed at the end of the block, rolled back on any error."""
         changes: set[Change] = set()
         with Session(self.engine, expire_on_commit=False) as session:
-            session.connection(execution_options={"vmgpu_write": True})
             event.listen(session, "after_flush", lambda s, _: changes.update(_changed(s)))
             session.info["changes"] = changes
             try:
+                session.connection(execution_options={"vmgpu_write": True})
                 yield session
                 session.flush()
                 if changes and not self.embedded:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import uuid
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from defusedxml import ElementTree
 from sqlmodel import select
 
 from tests.e2e.service import Service
+from tests.hypervisor.live import start_daemon, stop_daemon
 from vmgpu.hypervisor import domain
 from vmgpu.hypervisor.volumes import FOLDER
 from vmgpu.models import VM, Image, Slice, VMState
@@ -97,3 +101,49 @@ def must_be_sound(service: Service, before: frozenset[str]) -> None:
     assert len(held) == len(set(held)), "a piece of a card is held twice"
     assert len({cut.vm_id for cut in cuts}) == len(cuts), "a VM holds two slices"
     assert {cut.vm_id for cut in cuts} <= set(vms), "a slice of nobody"
+
+
+def reboot() -> None:
+    """What a reboot does to a host: no process, bridge or file of the running system outlives it, only the disks do.
+
+    The kernel's boot id stays: who reads it, must be shown another (`another_boot_id`).
+    """
+    with hand() as host:
+        bridges = [each.bridgeName() for each in host.listAllNetworks() if each.isActive()]
+    for vm_id in qemus():
+        os.kill(qemu_pid(vm_id), signal.SIGKILL)
+    command = stop_daemon()
+    for pid_file in Path("/run/libvirt/network").glob("*.pid"):
+        with suppress(ProcessLookupError):
+            os.kill(int(pid_file.read_text()), signal.SIGKILL)
+    for bridge in bridges:
+        subprocess.run(["ip", "link", "delete", bridge], check=True)
+    for folder in ("network", "qemu", "storage"):
+        for path in Path("/run/libvirt", folder).rglob("*"):
+            if path.is_file():
+                path.unlink()
+    start_daemon(command)
+
+
+@contextmanager
+def another_boot_id(folder: Path) -> Iterator[None]:
+    """Until the block ends all programs here read another boot id."""
+    shown = folder / "boot_id"
+    shown.write_text(f"{uuid.uuid4()}\n")
+    kernels = "/proc/sys/kernel/random/boot_id"
+    subprocess.run(["mount", "--bind", str(shown), kernels], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", kernels], check=True)
+
+
+def clear(before: frozenset[str]) -> None:
+    """Remove the domains of a story that broke off, so that the next finds the host as it was."""
+    with hand() as host:
+        for found in host.listAllDomains():
+            if f"domain {found.name()}" not in before:
+                if found.isActive():
+                    found.destroy()
+                if found.isPersistent():
+                    found.undefineFlags(libvirt.VIR_DOMAIN_UNDEFINE_NVRAM)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import libvirt
 import pytest
 from sqlmodel import select
 
@@ -150,12 +149,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny: Path, before: frozense
     made = World(tmp_path_factory.mktemp("crash"), tiny, before)
     yield made
     made.service.close()
-    with real_host.hand() as host:
-        for found in host.listAllDomains():
-            if f"domain {found.name()}" not in before:  # the story broke off
-                if found.isActive():
-                    found.destroy()
-                found.undefineFlags(libvirt.VIR_DOMAIN_UNDEFINE_NVRAM)
+    real_host.clear(before)
 
 
 IDS = [

@@ -11,7 +11,7 @@ import pytest
 from vmgpu.lab import demo_traces
 from vmgpu.lab.demo_traces import Before
 
-OURS, OTHERS = "3b1f0c9e-0000-4000-8000-000000000001", "3b1f0c9e-0000-4000-8000-000000000002"
+OURS, OTHERS = "3b1f0c9e-0000-4000-8000-000000000001", "77aa0c9e-0000-4000-8000-000000000002"
 
 
 @pytest.fixture
@@ -54,11 +54,11 @@ def test_each_kind_of_trace_is_seen(said: dict[str, str], tmp_path: Path, guest:
     said["pool-list"] += "vmgpu\n"
     said["net-list"] += "vmgpu\n"
     (tmp_path / f"pool/{OURS}.seed.iso").touch()
-    (tmp_path / "nvram/vm-3b1f0c9e_VARS.fd").touch()
+    (tmp_path / "nvram/s1-3b1f0c9e_VARS.fd").touch()
     assert demo_traces.left("qemu:///system", Before(pool=False, network=False), [OURS]) == [
         f"domain {OURS}",
         f"process {guest.pid} of VM {OURS}",
-        f"file {tmp_path}/nvram/vm-3b1f0c9e_VARS.fd",
+        f"file {tmp_path}/nvram/s1-3b1f0c9e_VARS.fd",
         f"file {tmp_path}/pool/{OURS}.seed.iso",
         "storage pool vmgpu",
         "network vmgpu",

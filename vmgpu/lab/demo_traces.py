@@ -78,7 +78,7 @@ def _names(uri: str, verb: str) -> list[str]:
 
 def _files(one: str) -> list[Path]:
     """By the id in the name; NVRAM may also lie where libvirt itself would put it."""
-    return sorted([*Path(FOLDER).glob(f"*{one}*"), *_NVRAM.glob(f"*{one}*"), *_NVRAM.glob(f"vm-{one[:8]}*")])
+    return sorted([*Path(FOLDER).glob(f"*{one}*"), *_NVRAM.glob(f"*{one[:8]}*")])
 
 
 def _processes(one: str) -> list[int]:

@@ -19,6 +19,8 @@ from tests.crash_story import MOODS, template
 from vmgpu.hypervisor.fake import Mood
 from vmgpu.models import VMState
 
+pytestmark = pytest.mark.crash
+
 S1 = ("host h1 A100-40GB", "request s1 3g.20gb", "running s1")
 END = ("check", "release s1", "gone s1", "check")
 BOTH_END = ("check", "release s1", "release s2", "gone s1", "gone s2", "check")

@@ -174,9 +174,9 @@ def test_it_goes_on_in_every_mood(zygote: Zygote, tmp_path: Path, mood: str, poi
     arrives = BAD.get(Mood(mood), "arrives")
     better = ("feel cheerful",) if mood == "unreachable" else ()
     if point.startswith("vm.releasing"):
-        acts: tuple[str, ...] = (*S1, f"feel {mood}", "arm", "release s1", *better, "gone s1", "check")
+        acts: tuple[str, ...] = (*S1, "arm", f"feel {mood}", "release s1", *better, "gone s1", "check")
     else:
-        acts = ("host h1 A100-40GB", f"feel {mood}", "arm", "request s1 3g.20gb", *better, f"{arrives} s1", *END)
+        acts = ("host h1 A100-40GB", "arm", f"feel {mood}", "request s1 3g.20gb", *better, f"{arrives} s1", *END)
     dies_and_lives(zygote, tmp_path / "data", acts, point=point, mood=mood)
 
 

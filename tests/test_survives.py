@@ -374,6 +374,19 @@ class TestAHost:
         assert house.vm().state is S.running and house.vm().state_since == late.state_since
         assert hand.counts(vm.id)["started"] == 1
 
+    def test_that_hangs_does_not_hold_up_the_end(self, open_house: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(lifecycle.STEPS, S.booting, replace(lifecycle.STEPS[S.booting], within=timedelta(0)))
+        house = open_house()
+        hand = house.host(mood="hanging")
+        house.request()
+        house.until(lambda: reason_of(house.vm()) == ReasonCode.call_hangs)
+        begun = time.monotonic()
+        house.worker.stop(15)
+        assert time.monotonic() - begun < 10
+        hand.wake()
+        house.worker = worker.Worker(house.db, house.settings)
+        house.worker.start()
+
     def test_that_hangs_holds_up_no_other(self, house: House) -> None:
         hand = house.host(mood="hanging")
         house.host("h2", "A30-24GB")

@@ -131,6 +131,8 @@ def apply_host(session: Session, host: Host, news: HostNews, installation: str, 
     session.flush()
     if odd:
         wake(session, VM, col(VM.id).in_(odd))
+    if was_away:
+        wake(session, ImageCopy, col(ImageCopy.host_id) == host.id, col(ImageCopy.state) == CopyState.wanted)
     if rebooted or was_away:
         give_time(session, col(VM.host_id) == host.id)
     let_go(host, now() + sync_every)

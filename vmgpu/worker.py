@@ -250,7 +250,7 @@ class Worker:
     def _give_up(self, job: Job) -> None:
         """A step hangs: its thread is lost, its row is free, whatever it still brings is thrown away."""
         with self._lock:
-            if job.token not in self._jobs:
+            if self._jobs.pop(job.token, None) is None:
                 return  # it has just ended
             job.given_up = True
         log.warning("%s %s: %s hangs and is given up", job.kind.__name__, job.row_id, job.doing)
@@ -267,7 +267,7 @@ class Worker:
                     return
                 if hasattr(row, "reason"):
                     row.reason = because.as_dict()
-                outcomes.let_go(row, now() + timedelta(seconds=10))
+                outcomes.let_go(row, now() + timedelta(seconds=2))
         except (outcomes.TakenOver, VmgpuError):
             log.info("%s %s: already free", job.kind.__name__, job.row_id)
 

@@ -82,6 +82,9 @@ def clean(view: ImageView, *, simulated: bool) -> ImageNews:
     try:
         if not simulated:
             generalise(view.path, accel=view.accel, users=view.logins)
+    except FileNotFoundError:
+        # an earlier try failed, removed it, and was killed before it could say why
+        return ImageNews(ImageState.failed, because=reason(ReasonCode.capture_failed, detail="the copy is gone"))
     except VmgpuError as bad:
         view.path.unlink(missing_ok=True)
         return ImageNews(ImageState.failed, because=reason(ReasonCode.capture_failed, detail=bad.message))

@@ -22,6 +22,7 @@ _PLAIN = re.compile(rb"[A-Za-z0-9_./-]")
 _GLOB_SIGNS = b"*?[]{},\\~"
 _LINES_KEPT = 3
 _NO_ROOT = ("vfat", "swap", "unknown")
+_FOLDER = "vmgpu-guestfish-"
 _DEVICE = re.compile(r"/dev/[\w./-]+")
 
 
@@ -105,7 +106,8 @@ class Session:
 def session(disk: Path, *, access: Access, accel: str, seconds: float) -> Iterator[Session]:
     """Start an appliance on a qcow2; it is gone when the block ends, whatever happens."""
     _need_tools()
-    with tempfile.TemporaryDirectory(prefix="vmgpu-guestfish-") as made:
+    _end_earlier(disk)
+    with tempfile.TemporaryDirectory(prefix=_FOLDER) as made:
         folder = Path(made)
         # Under a name of ours: no sign in the disk's path is then read by guestfish.
         (folder / "disk").symlink_to(disk.absolute())
@@ -170,6 +172,30 @@ def _environment(folder: Path, accel: str) -> dict[str, str]:
         # Left to itself it takes a /dev/kvm that opens but runs no guest, and hangs.
         "LIBGUESTFS_BACKEND_SETTINGS": "" if accel == "kvm" else "force_tcg",
     }
+
+
+def _end_earlier(disk: Path) -> None:
+    """End what is still at work on this disk for one of us who was killed: it holds the disk, and would write on."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+        with contextlib.suppress(OSError):
+            if (folder / "disk").readlink() != disk.absolute():
+                continue
+            until = time.monotonic() + 10
+            while (left := _at_work_in(folder)) and time.monotonic() < until:
+                for pid in left:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                time.sleep(0.05)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _at_work_in(folder: Path) -> list[int]:
+    mark, found = f"LIBGUESTFS_TMPDIR={folder}\0".encode(), []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # ended meanwhile, or another user's
+            if mark in environment.read_bytes():
+                found.append(int(environment.parent.name))
+    return found
 
 
 def _end(process: subprocess.Popen[str]) -> None:

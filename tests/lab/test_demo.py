@@ -177,8 +177,8 @@ def test_a_vm_that_fails_is_told_and_leaves_nothing(place: Path, capsys: pytest.
 
 
 def test_a_step_that_takes_too_long_ends_the_story(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert demo.main(once=True, gpu=None, stage=stage(f"{URI}?mood=mute", patience=2)) == 1
-    assert "s1 and s2 running was not seen within 4 s" in capsys.readouterr().out
+    assert demo.main(once=True, gpu=None, stage=stage(f"{URI}?mood=slow", patience=1)) == 1
+    assert "s1 and s2 running was not seen within 2 s" in capsys.readouterr().out
     assert left(place) == []
 
 

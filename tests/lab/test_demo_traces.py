@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 @pytest.fixture
 def guest() -> Iterator[subprocess.Popen[bytes]]:
     """A process that looks like our VM's."""
-    process = subprocess.Popen(["sh", "-c", "sleep 60; :", "-uuid", OURS])
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "-uuid", OURS])
     yield process
     process.kill()
     process.wait()

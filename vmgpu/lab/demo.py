@@ -17,12 +17,13 @@ from types import FrameType
 from vmgpu.errors import SetupError, VmgpuError
 from vmgpu.lab import demo_traces, libvirtd, tiny
 from vmgpu.lab.demo_api import Api, Problem, Refused
-from vmgpu.lab.demo_ending import told_at_the_end, told_when_left
+from vmgpu.lab.demo_ending import told_at_the_end, told_when_left, told_when_private
 from vmgpu.lab.demo_screen import Row, Screen
 from vmgpu.lab.demo_service import Service, must_be_free, url_of
 from vmgpu.lab.demo_ssh import Keyring
 from vmgpu.lab.demo_story import MODEL, PERSON, Stage, Story, release_all
 from vmgpu.lab.guestimage import ensure_guest_image, this_distribution
+from vmgpu.service.shapes import ImageOut, VMOut
 from vmgpu.settings import Settings, read_settings
 
 # Not /tmp: on Debian 13 that is memory, and guests' disks may lie here.
@@ -154,18 +155,18 @@ class Demo:
         """End the service; VMs stay, unless they live in a network namespace that ends with us."""
         if not self._service.started:
             return True
-        vms = []
+        vms, images = list[VMOut](), list[ImageOut]()
         if self._admin and self._service.alive:
             with suppress(VmgpuError):
-                vms = self._admin.vms()
+                vms, images = self._admin.vms(), self._admin.images()
         self._service.stop()
-        powered_off = False
         if self._is_private():
             with suppress(VmgpuError):
                 demo_traces.power_off_all(libvirtd.URI)
-                powered_off = bool(vms)
             libvirtd.stop(self._libvirtd_folder)
-        self._screen.plain(told_when_left(vms, self._folder, self._settings, powered_off=powered_off))
+            self._screen.plain(told_when_private(vms, self._folder))
+        else:
+            self._screen.plain(told_when_left(vms, images, self._folder, self._settings))
         return True
 
     def _remove(self) -> bool:

@@ -87,7 +87,7 @@ class Api:
 
     def console(self, vm: str, *, lines: int) -> list[str]:
         """The last lines of a VM's serial console."""
-        kept = [line for line in self.get("vms", vm, "console", wait=10).splitlines() if line.strip()]
+        kept = [line for line in self.get("vms", vm, "console", wait=5).splitlines() if line.strip()]
         return kept[-lines:]
 
     def link(self, user: str) -> LinkOut:

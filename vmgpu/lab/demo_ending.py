@@ -11,7 +11,7 @@ from vmgpu.lab.demo_service import LOG, program, url_of
 from vmgpu.lab.demo_ssh import Keyring
 from vmgpu.lab.demo_story import HOST, PERSON, SNAPSHOT
 from vmgpu.service.people import FIRST_ADMIN
-from vmgpu.service.shapes import VMOut
+from vmgpu.service.shapes import ImageOut, VMOut
 from vmgpu.settings import Settings
 
 
@@ -58,15 +58,12 @@ def told_at_the_end(admin: Api, keyring: Keyring, folder: Path, token: Path, set
     return "\n".join(lines)
 
 
-def told_when_left(vms: Sequence[VMOut], folder: Path, settings: Settings, *, powered_off: bool) -> str:
+def told_when_left(vms: Sequence[VMOut], images: Sequence[ImageOut], folder: Path, settings: Settings) -> str:
     """What stays after the service has ended, how to go on and how to remove it."""
     vmgpu = _short(program())
-    names = ", ".join(f"{vm.name} ({vm.state})" for vm in vms)
     lines = ["", "The service has ended."]
-    if powered_off:
-        lines.append(f"  VMs       {names}: powered off, as they lived in this network namespace alone; disks stay")
-    elif vms:
-        lines.append(f"  VMs       {names}: they stay as they are")
+    if vms:
+        lines.append(f"  VMs       {_named(vms)}: they stay as they are")
     lines += [
         f"  folder    {folder}",
         "",
@@ -75,11 +72,25 @@ def told_when_left(vms: Sequence[VMOut], folder: Path, settings: Settings, *, po
         f"  export VMGPU_DATA_DIR={folder} VMGPU_BIND={settings.bind}",
         f"  {vmgpu} serve 2>/dev/null &",
         *(f"  {vmgpu} vm release {vm.owner}/{vm.name} --yes --wait" for vm in vms),
-        f"  {vmgpu} image remove {SNAPSHOT}",
+        *(f"  {vmgpu} image remove {image.name}" for image in images if image.name == SNAPSHOT),
         f"  {vmgpu} host remove {HOST} --yes",
         f"  kill %1 && wait && rm -r {folder}",
     ]
     return "\n".join(lines)
+
+
+def told_when_private(vms: Sequence[VMOut], folder: Path) -> str:
+    """The same where all of it lived in a network namespace, over folders of the demo's own."""
+    lines = ["", "The service has ended, and with it the libvirtd of this network namespace."]
+    if vms:
+        lines.append(f"  VMs       {_named(vms)}: powered off; their disks stay")
+    return "\n".join(
+        [*lines, f"  folder    {folder}", "", f"To go on: make demo. To remove everything: rm -r {folder}"]
+    )
+
+
+def _named(vms: Sequence[VMOut]) -> str:
+    return ", ".join(f"{vm.name} ({vm.state})" for vm in vms)
 
 
 def _short(path: Path) -> str:

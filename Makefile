@@ -5,7 +5,7 @@
 PY := .venv/bin/python
 # Guests, namespaces and the machine's libvirt want root; CI and containers are root already.
 ROOT := $(if $(filter 0,$(shell id -u)),,sudo -E)
-QUICK := not crash and not postgres and not browser and not libvirt and not guest
+QUICK := not slow and not postgres and not browser and not libvirt and not guest
 PYTEST_FLAGS ?=
 
 help: ## Show this list

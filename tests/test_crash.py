@@ -19,7 +19,7 @@ from tests.crash_story import MOODS, template
 from vmgpu.hypervisor.fake import Mood
 from vmgpu.models import VMState
 
-pytestmark = pytest.mark.crash
+pytestmark = pytest.mark.slow
 
 S1 = ("host h1 A100-40GB", "request s1 3g.20gb", "running s1")
 END = ("check", "release s1", "gone s1", "check")

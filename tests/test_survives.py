@@ -23,7 +23,7 @@ from vmgpu.models import VM, Event, Host, HostState, Image, ImageState, OnStop, 
 from vmgpu.requests import CaptureRequest, ExtendRequest, HostChange, StopRequest
 from vmgpu.service import hosts, show, vms
 
-pytestmark = pytest.mark.crash
+pytestmark = pytest.mark.slow
 
 S = VMState
 Open = Callable[..., House]

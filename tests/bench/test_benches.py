@@ -13,6 +13,8 @@ import pytest
 
 from bench import figures
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 FORM = {"figure", "value", "unit", "bar", "met"}
 

@@ -16,6 +16,8 @@ import pytest
 
 from tests.cli.conftest import Run
 
+pytestmark = pytest.mark.slow
+
 VMGPU = [sys.executable, "-c", "from vmgpu.cli import main; main()"]
 
 

@@ -185,6 +185,8 @@ def test_ssh_pins_the_host_key_and_becomes_openssh(vmgpu: Run, monkeypatch: pyte
     assert {"StrictHostKeyChecking=yes", f"HostKeyAlias={way['alias']}"} <= set(line)
     jumped = ssh_arguments(way | {"jump": "root@h"}, tmp_path, login="root", command=[])
     assert jumped[jumped.index("-J") + 1] == "root@h" and jumped[-1] == "root@192.168.171.10"
+    keyed = ssh_arguments(way, tmp_path, login=None, command=[], identity="key file")
+    assert keyed[keyed.index("-i") + 1] == "key file"
     parsed = subprocess.run([*jumped[:-2], "-G", jumped[-1]], capture_output=True, text=True)
     assert "stricthostkeychecking true" in parsed.stdout, parsed.stderr
 

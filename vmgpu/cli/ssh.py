@@ -11,10 +11,10 @@ from typing import Any
 from vmgpu.cli.desk import Refused
 
 
-def go(way: dict[str, Any], *, login: str | None, command: Sequence[str]) -> None:
+def go(way: dict[str, Any], *, login: str | None, identity: str | None, command: Sequence[str]) -> None:
     """Run `ssh` in this process's place; it ends with ssh's exit code."""
     known = _pinned(way)
-    arguments = ssh_arguments(way, known, login=login, command=command)
+    arguments = ssh_arguments(way, known, login=login, identity=identity, command=command)
     sys.stdout.flush()
     try:
         os.execvp("ssh", arguments)  # noqa: S606 - a list, and no shell
@@ -23,7 +23,9 @@ def go(way: dict[str, Any], *, login: str | None, command: Sequence[str]) -> Non
         raise Refused({"code": "setup", "message": "There is no ssh program here", "hint": hint}) from None
 
 
-def ssh_arguments(way: dict[str, Any], known: Path, *, login: str | None, command: Sequence[str]) -> list[str]:
+def ssh_arguments(
+    way: dict[str, Any], known: Path, *, login: str | None, command: Sequence[str], identity: str | None = None
+) -> list[str]:
     """The whole command line. What the caller's own ~/.ssh/config says of keys and agents still holds."""
     kind = way["host_key"].split()[0]
     options = {
@@ -36,9 +38,10 @@ def ssh_arguments(way: dict[str, Any], known: Path, *, login: str | None, comman
         "UpdateHostKeys": "no",
     }
     given = [part for name, value in options.items() for part in ("-o", f"{name}={value}")]
+    key = ["-i", identity] if identity else []
     jump = ["-J", way["jump"]] if way["jump"] else []
     who = f"{login or way['login']}@{way['address']}"
-    return ["ssh", *given, *jump, "-p", str(way["port"]), "--", who, *command]
+    return ["ssh", *given, *key, *jump, "-p", str(way["port"]), "--", who, *command]
 
 
 def _pinned(way: dict[str, Any]) -> Path:

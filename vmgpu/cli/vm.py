@@ -155,8 +155,9 @@ def events(desk: Desk, name: str) -> None:
 @verb(vm, "ssh")
 @click.argument("name")
 @click.option("--login", help="Another Linux account than yours.")
+@click.option("-i", "--identity", type=click.Path(exists=True), help="The private key to use, beside your agent's.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-def ssh(desk: Desk, name: str, login: str | None, command: tuple[str, ...]) -> None:
+def ssh(desk: Desk, name: str, login: str | None, identity: str | None, command: tuple[str, ...]) -> None:
     """Open a shell in a VM, or run a command there: vmgpu vm ssh NAME -- CMD….
 
     Runs OpenSSH with your own keys and the host key that vmgpu made for the VM.
@@ -167,7 +168,7 @@ def ssh(desk: Desk, name: str, login: str | None, command: tuple[str, ...]) -> N
     if desk.as_json:
         desk.done(found, lambda: None)
     else:
-        go(found, login=login, command=command)
+        go(found, login=login, identity=identity, command=command)
 
 
 @verb(vm, "why")

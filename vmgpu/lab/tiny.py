@@ -21,7 +21,7 @@ _UNPACK = {".xz": "xz", ".zst": "zstd", ".gz": "gzip"}
 
 _GRUB_CFG = """\
 set timeout=0
-linux /vmlinuz console=ttyS0,115200 panic=5
+linux /vmlinuz console=ttyS0,115200 no_timer_check panic=5
 initrd /initrd
 boot
 """

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pydantic_core import from_json
 from sqlalchemy import ColumnElement, Engine, create_engine, event, func, inspect, or_, select, text, update
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError, OperationalError
@@ -252,7 +253,8 @@ def _psycopg(url: str) -> str:
 
 
 def _sqlite(url: str) -> Engine:
-    engine = create_engine(url, connect_args={"timeout": 30, "check_same_thread": False})
+    connect = {"timeout": 30, "check_same_thread": False}
+    engine = create_engine(url, connect_args=connect, json_deserializer=from_json)
 
     @event.listens_for(engine, "connect")
     def _open(raw: Any, _: Any) -> None:
@@ -268,7 +270,7 @@ def _sqlite(url: str) -> Engine:
 
 
 def _postgres(url: str) -> Engine:
-    return create_engine(url, pool_size=20, max_overflow=20, pool_pre_ping=True)
+    return create_engine(url, pool_size=20, max_overflow=20, pool_pre_ping=True, json_deserializer=from_json)
 
 
 def _changed(session: Session) -> Iterator[Change]:

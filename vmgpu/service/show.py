@@ -269,21 +269,22 @@ def _slices(session: Session, *, vm_ids: list[str] | None = None) -> Sequence[tu
     if vm_ids is not None and len(vm_ids) < 500:
         query = query.where(col(Slice.vm_id).in_(vm_ids))
     answer = []
-    for cut in session.exec(query.order_by(col(Slice.gpu_id), col(Slice.start))).all():
-        shape = _shape(cut.model, cut.mode)
+    found = session.exec(query.order_by(col(Slice.gpu_id), col(Slice.start))).all()
+    for vm_id, gpu, profile, start, cells, compute, memory_mib, model, mode, emulated in found:
+        shape = _shape(model, mode)
         shown = SliceOut(
-            gpu=cut.gpu_id,
-            model=cut.model,
-            emulated=cut.emulated,
-            profile=cut.profile,
-            start=cut.start,
-            cells=cut.cells,
-            compute=cut.compute,
-            memory_mib=cut.memory_mib,
-            memory_share=cut.cells / shape.cells if shape else 1,
-            compute_share=cut.compute / shape.compute if shape else 1,
+            gpu=gpu,
+            model=model,
+            emulated=emulated,
+            profile=profile,
+            start=start,
+            cells=cells,
+            compute=compute,
+            memory_mib=memory_mib,
+            memory_share=cells / shape.cells if shape else 1,
+            compute_share=compute / shape.compute if shape else 1,
         )
-        answer.append((cut.vm_id, shown))
+        answer.append((vm_id, shown))
     return answer
 
 

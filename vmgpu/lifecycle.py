@@ -200,6 +200,13 @@ def check(vm: VMView, world: World) -> Outcome:
             return _proved(world, _look_inside(vm, world))
         except guest.NotYet as not_yet:
             waiting, verdict = not_yet.reason, not_yet.verdict
+        except guest.CheckFailed as failed:
+            said = world.host.console(vm.id)
+            if failed.reason.code is not ReasonCode.ssh_wrong_host_key or not _keys_may_be_its_own(said):
+                raise
+            if guest.says_no_seed(said):
+                return Fail(reason(ReasonCode.seed_not_found, vm=vm.title))
+            verdict = failed.reason
     if off := _found_off(vm, world):
         return off
     if _waited(vm, world) > world.settings.guest_timeout:
@@ -439,6 +446,11 @@ def _console_says_done(vm: VMView, world: World) -> bool:
             return False
         time.sleep(0.5)
     return True
+
+
+def _keys_may_be_its_own(console: bytes) -> bool:
+    """A guest shows host keys of its own until cloud-init has put ours there, and for ever where it finds no seed."""
+    return guest.says_no_seed(console) or not _DONE.search(console)
 
 
 def _proved(world: World, done: guest.Checked) -> Hop:

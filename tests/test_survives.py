@@ -16,10 +16,10 @@ from sqlmodel import col, select
 
 from tests.factories import admin, make_database, make_settings
 from tests.worlds import House
-from vmgpu import lifecycle, outcomes, worker
-from vmgpu.db import Database, claim, next_number, wake
+from vmgpu import crash, lifecycle, outcomes, worker
+from vmgpu.db import Database, claim, next_number, setting, wake
 from vmgpu.errors import ReasonCode, VmgpuError
-from vmgpu.models import VM, Event, Host, HostState, Image, ImageState, OnStop, VMState, Wanted, now
+from vmgpu.models import VM, Console, Event, Host, HostState, Image, ImageState, OnStop, VMState, Wanted, now
 from vmgpu.requests import CaptureRequest, ExtendRequest, HostChange, StopRequest
 from vmgpu.service import hosts, show, vms
 
@@ -131,7 +131,7 @@ class TestAHand:
         """An orphan is listed and not touched."""
         hand = house.host()
         with house.db.read() as session:
-            installation = worker.setting(session, "installation")
+            installation = setting(session, "installation")
         orphan = hand.define_foreign("left-over", installation=installation)
         hosts.survey(house.db, house.me, "h1", wait=5)
         house.until(lambda: house.row(Host, "h1").orphans == [f"left-over ({orphan})"])
@@ -174,7 +174,7 @@ class TestAGuest:
         failed = house.reaches(S.failed)
         assert (reason_of(failed), house.slices()) == (ReasonCode.no_address, [])
         with house.db.read() as session:
-            kept = session.get(worker.Console, failed.id)
+            kept = session.get(Console, failed.id)
         assert kept and b"[simulated]" in kept.text
 
     def test_does_not_listen_to_a_stop(self, open_house: Open) -> None:
@@ -195,6 +195,22 @@ class TestACard:
         assert (reason_of(failed), failed.wanted, failed.tries) == (ReasonCode.card_missing, Wanted.stopped, 0)
         assert house.slices() == []
         assert hand.counts(vm.id)["cut"] == hand.counts(vm.id)["freed"] == 1
+
+    def test_is_not_there_and_nobody_takes_the_claim_away(self, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The failed VM is wanted stopped; that must not be taken for its owner's change of mind during the check."""
+        tokens: list[str | None] = []
+
+        def point(name: str) -> None:
+            if name == "vm.checking.applied":
+                tokens.append(house.vm().claim_token)
+                house.worker._heed()
+                tokens.append(house.vm().claim_token)
+
+        house.host(mood="cardless")
+        monkeypatch.setattr(crash, "point", point)
+        house.request()
+        house.reaches(S.failed)
+        assert tokens[-2] is not None and tokens[-2] == tokens[-1]
 
     def test_is_not_there_but_on_another_host(self, house: House) -> None:
         """Tried once more, elsewhere, with a fresh disk; nothing stays where it failed."""
@@ -419,7 +435,7 @@ class TestLeases:
         house = open_house(grace=timedelta(seconds=1.5))
         hand = house.host()
         vm = house.request(lease="2s")
-        house.reaches(S.running)
+        house.until(lambda: vm.id in hand.everything().disks)
         stopped = house.reaches(S.stopped)
         assert stopped.expires_at and stopped.delete_at == stopped.expires_at + timedelta(seconds=1.5)
         assert house.slices() == [] and vm.id in hand.everything().disks
@@ -435,8 +451,9 @@ class TestLeases:
         house = open_house(grace=timedelta(seconds=60))
         house.host()
         house.request(lease="1s")
-        house.reaches(S.running)
         house.reaches(S.stopped)
+        with house.db.write() as session:
+            session.exec(select(VM)).one().lease_seconds = 3600
         if how == "extend":
             extended = vms.extend(house.db, house.settings, house.me, "s1", ExtendRequest(by="1h"))
             assert extended.delete_at is None
@@ -449,7 +466,7 @@ class TestLeases:
 
     def test_of_a_stopped_vm_gives_back_what_it_kept(self, house: House) -> None:
         house.host()
-        house.request(lease="2s", on_stop=OnStop.keep)
+        house.request(lease="6s", on_stop=OnStop.keep)
         house.reaches(S.running)
         vms.stop(house.db, house.me, "s1", StopRequest())
         house.reaches(S.stopped)
@@ -460,7 +477,7 @@ class TestLeases:
     def test_that_is_extended_at_its_last_moment_goes_on(self, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
         """The worker has seen that it is over; before it says so, the owner extends."""
         house.host()
-        house.request(lease="2s")
+        house.request(lease="5s")
         house.reaches(S.running)
         asked = lifecycle.lease
 

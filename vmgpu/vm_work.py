@@ -1,0 +1,205 @@
+"""The work on a claimed VM: its view, its step outside any transaction, its outcome applied."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cached_property
+from pathlib import Path
+
+from vmgpu import crash, lifecycle, outcomes, views
+from vmgpu.connections import OpenHosts
+from vmgpu.errors import HostUnreachable, Reason, ReasonCode, VmgpuError, reason
+from vmgpu.guest import CheckFailed
+from vmgpu.hypervisor import Carver, Hypervisor, Progress
+from vmgpu.lifecycle import Fail, Hop, Nap, Outcome
+from vmgpu.models import VM, Console, Host, HostState, VMState, now
+from vmgpu.settings import Settings
+from vmgpu.work import Ground, Job
+
+log = logging.getLogger(__name__)
+
+# giving back is tried until the host takes it; a VM that runs is not ended because a look at it failed
+_PATIENT = (
+    VMState.running,
+    VMState.stopping,
+    VMState.stopped,
+    VMState.releasing,
+    VMState.failed,
+    VMState.lost,
+)
+
+
+def run(job: Job, ground: Ground) -> None:
+    """Take this VM as far as it goes now, step after step under one claim."""
+    moved = True
+    while moved and not ground.stopping.is_set():
+        view = _view(ground, job)
+        if view is None:
+            return
+        job.doing = view.state
+        crash.point(f"vm.{view.state}.begin")
+        outcome = _step(ground, job, view)
+        crash.point(f"vm.{view.state}.worked")
+        console = _console(ground, view) if isinstance(outcome, Fail) or _console_due(ground, view) else None
+        with ground.db.write() as session:
+            vm = outcomes.held(session, VM, job.row_id, job.token)
+            if console is not None:
+                outcomes.keep_console(session, vm.id, console)
+            moved = outcomes.apply_vm(session, vm, view, outcome)
+        job.until = None
+        crash.point(f"vm.{view.state}.applied")
+        _log(ground, view, outcome)
+    if moved:
+        ground.drop(job, timedelta(0))
+
+
+def _view(ground: Ground, job: Job) -> views.VMView | None:
+    """The VM as it is now, after whatever its lease asks for; None when it is gone."""
+    while True:
+        with ground.db.read() as session:
+            row = session.get(VM, job.row_id)
+            if row is None or row.claim_token != job.token:
+                raise outcomes.TakenOver
+            view = views.view(session, row, installation=ground.installation)
+        news = lifecycle.lease(view, now(), ground.settings)
+        if news is None:
+            return view
+        with ground.db.write() as session:
+            row = outcomes.held(session, VM, job.row_id, job.token)
+            # asked again with the row locked: it may have been extended a moment ago
+            news = lifecycle.lease(views.view(session, row, installation=ground.installation), now(), ground.settings)
+            if news:
+                outcomes.apply_lease(session, row, news)
+
+
+def _step(ground: Ground, job: Job, view: views.VMView) -> Outcome:
+    """What follows for this VM now: a wish's pull, or its state's step; errors become outcomes here."""
+    hop = lifecycle.steer(view)
+    if hop:
+        return hop
+    step = lifecycle.STEPS.get(view.state)
+    if step is None:
+        return Nap(None)
+    if view.host_id and _host_is_away(ground, view.host_id):
+        # its return wakes the VMs on it
+        return Nap(60, reason(ReasonCode.host_unreachable, host=view.host_name, detail="no answer"))
+    job.since, job.until = now(), now() + step.within
+    try:
+        return step.run(view, _world(ground, job, view))
+    except HostUnreachable as bad:
+        if ground.stopping.is_set():  # it was us who hung up
+            ground.drop(job, timedelta(0))
+            raise outcomes.TakenOver from bad
+        ground.away(view.host_id, bad)
+        return Nap(2, reason(ReasonCode.host_unreachable, host=view.host_name, detail=bad.message))
+    except CheckFailed as bad:
+        blame = "card" if bad.reason.code.value.startswith("card_") else ""
+        return Fail(bad.reason, blame)
+    except VmgpuError as bad:
+        because = getattr(bad, "reason", None) or reason(
+            ReasonCode.host_error, host=view.host_name, detail=bad.message, hint=bad.hint
+        )
+        return _refused(ground, view, because)
+    except outcomes.TakenOver:
+        raise
+    except Exception as bad:
+        log.exception("%s: %s", view.title, view.state, extra={"vm_id": view.id})
+        detail = f"{type(bad).__name__}: {bad}"
+        return _refused(ground, view, reason(ReasonCode.host_error, host=view.host_name, detail=detail, hint=""))
+
+
+def _refused(ground: Ground, view: views.VMView, because: Reason) -> Outcome:
+    if view.state in _PATIENT:
+        return Nap(20, because)
+    return Fail(because, "card" if because.code.value.startswith(("card_", "group_")) else "host")
+
+
+def _world(ground: Ground, job: Job, view: views.VMView) -> _World:
+    said = [-1]
+
+    def tell(because: Reason) -> None:
+        step = int(because.args.get("percent", 0)) // 5
+        if step != said[0]:
+            said[0] = step
+            with ground.db.write() as session:
+                outcomes.held(session, VM, job.row_id, job.token).reason = because.as_dict()
+
+    return _World(
+        settings=ground.settings,
+        now=now(),
+        our_login=ground.settings.ssh_user,
+        our_key=ground.our_key,
+        our_public_key=ground.our_public_key,
+        hosts=ground.hosts,
+        host_id=view.host_id or "",
+        tell=tell,
+    )
+
+
+def _console_due(ground: Ground, view: views.VMView) -> bool:
+    if view.console_asked is None or view.host_id is None:
+        return False
+    with ground.db.read() as session:
+        kept = session.get(Console, view.id)
+    return kept is None or kept.at < view.console_asked
+
+
+def _console(ground: Ground, view: views.VMView) -> bytes | None:
+    if view.host_id is None:
+        return None
+    try:
+        return ground.hosts.get(view.host_id).console(view.id)
+    except VmgpuError as bad:
+        log.info("no console of %s: %s", view.title, bad.message)
+        return None
+
+
+def _log(ground: Ground, view: views.VMView, outcome: Outcome) -> None:
+    extra = {"vm_id": view.id}
+    match outcome:
+        case Hop():
+            log.info("%s: %s → %s", view.title, view.state, outcome.state, extra=extra)
+        case Fail():
+            log.warning("%s: %s failed: %s", view.title, view.state, outcome.because.sentence(), extra=extra)
+        case Nap() if outcome.because:
+            log.debug("%s: %s: %s", view.title, view.state, outcome.because.sentence(), extra=extra)
+
+
+def _host_is_away(ground: Ground, host_id: str) -> bool:
+    with ground.db.read() as session:
+        host = session.get(Host, host_id)
+        return host is not None and host.state is HostState.unreachable
+
+
+@dataclass
+class _World:
+    """What one step may touch."""
+
+    settings: Settings
+    now: datetime
+    our_login: str
+    our_key: str
+    our_public_key: str
+    hosts: OpenHosts
+    host_id: str
+    tell: Callable[[Reason], None]
+
+    @cached_property
+    def host(self) -> Hypervisor:
+        return self.hosts.get(self.host_id)
+
+    @cached_property
+    def boot_id(self) -> str:
+        return self.host.boot_id()
+
+    def carver(self, mode: str) -> Carver:
+        return self.host.carver(mode)
+
+    def store_path(self, image_id: str) -> Path:
+        return self.settings.images_dir / f"image-{image_id}.qcow2"
+
+    def progress(self, code: ReasonCode) -> Progress:
+        return lambda percent: self.tell(reason(code, percent=percent))

@@ -16,7 +16,7 @@ from sqlmodel import col, select
 
 from tests.factories import admin, make_database, make_settings
 from tests.worlds import House
-from vmgpu import crash, lifecycle, outcomes, worker
+from vmgpu import crash, leases, lifecycle, outcomes, worker
 from vmgpu.db import Database, claim, next_number, setting, wake
 from vmgpu.errors import ReasonCode, VmgpuError
 from vmgpu.models import VM, Console, Event, Host, HostState, Image, ImageState, OnStop, VMState, Wanted, now
@@ -432,12 +432,12 @@ class TestAHost:
 
 class TestLeases:
     def test_end_and_then_the_grace_ends(self, open_house: Open) -> None:
-        house = open_house(grace=timedelta(seconds=1.5))
+        house = open_house(grace=timedelta(seconds=5))
         hand = house.host()
         vm = house.request(lease="2s")
         house.until(lambda: vm.id in hand.everything().disks)
         stopped = house.reaches(S.stopped)
-        assert stopped.expires_at and stopped.delete_at == stopped.expires_at + timedelta(seconds=1.5)
+        assert stopped.expires_at and stopped.delete_at == stopped.expires_at + timedelta(seconds=5)
         assert house.slices() == [] and vm.id in hand.everything().disks
         house.reaches(S.gone)
         assert [e.kind for e in house.events() if e.kind not in ("state", "requested")] == [
@@ -479,7 +479,7 @@ class TestLeases:
         house.host()
         house.request(lease="5s")
         house.reaches(S.running)
-        asked = lifecycle.lease
+        asked = leases.lease
 
         def late(vm: Any, at: Any, settings: Any) -> Any:
             news = asked(vm, at, settings)
@@ -489,7 +489,7 @@ class TestLeases:
             return news
 
         extended: list[bool] = []
-        monkeypatch.setattr(lifecycle, "lease", late)
+        monkeypatch.setattr(leases, "lease", late)
         house.until(lambda: bool(extended))
         time.sleep(0.5)
         vm = house.vm()

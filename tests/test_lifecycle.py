@@ -15,7 +15,8 @@ from tests.worlds import CUT, DEVICE, NOON, PlayedWorld, a_view
 from vmgpu import guest
 from vmgpu.errors import HostRefused, HostUnreachable, ReasonCode, reason
 from vmgpu.hypervisor import Power
-from vmgpu.lifecycle import ALWAYS, MOVES, STEPS, Fail, Hop, Nap, lease, next_moment, steer
+from vmgpu.leases import lease, next_moment
+from vmgpu.lifecycle import ALWAYS, MOVES, STEPS, Fail, Hop, Nap, steer
 from vmgpu.models import CopyState, OnStop, VMState, Wanted
 from vmgpu.settings import Settings
 from vmgpu.views import VMView, devices_as

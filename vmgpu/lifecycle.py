@@ -14,13 +14,11 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from vmgpu import guest, render
+from vmgpu import guest, specs
 from vmgpu.errors import Reason, ReasonCode, reason
-from vmgpu.hypervisor import Carver, Emulated, HostDevice, Hypervisor, Pci, Power, Progress, Seed, Simulated, VMSpec
-from vmgpu.hypervisor.carvers.passthrough import window_mib
+from vmgpu.hypervisor import Carver, HostDevice, Hypervisor, Power, Progress, Simulated
 from vmgpu.models import OnStop, VMState, Wanted
 from vmgpu.settings import Settings
-from vmgpu.units import say_span, say_time
 from vmgpu.views import VMView, devices_as
 
 S = VMState
@@ -157,10 +155,10 @@ def build(vm: VMView, world: World) -> Outcome:
             return Nap(None, why)
         world.host.power_off(vm.id)
         world.host.drop_disk(vm.id)
-        world.host.ensure_disk(_spec(vm, world))
+        world.host.ensure_disk(specs.spec(vm, our_login=world.our_login, our_key=world.our_public_key))
     elif not world.host.has_disk(vm.id):
         return Fail(reason(ReasonCode.disk_gone, host=vm.host_name))
-    world.host.ensure_defined(_spec(vm, world))
+    world.host.ensure_defined(specs.spec(vm, our_login=world.our_login, our_key=world.our_public_key))
     return Hop(S.booting, {"built": vm.build, "has_disk": True, "booted": vm.boots, "address": None})
 
 
@@ -319,60 +317,6 @@ def let_go(vm: VMView, world: World) -> Outcome:
     return Nap(None, slices_back=True)
 
 
-@dataclass(frozen=True)
-class LeaseNews:
-    """What the lease asks for now: changes to the row, and what to tell."""
-
-    changes: Mapping[str, Any]
-    because: Reason
-    kind: str
-
-
-_WARNINGS = (timedelta(hours=24), timedelta(hours=1), timedelta(minutes=10))
-
-
-def lease(vm: VMView, at: datetime, settings: Settings) -> LeaseNews | None:
-    """The next thing that the lease or the grace time asks for at this moment; None: nothing."""
-    if vm.state in (S.releasing, S.gone) or vm.wanted is Wanted.gone:
-        return None
-    if vm.delete_at and vm.delete_at <= at:
-        return LeaseNews({"wanted": Wanted.gone}, reason(ReasonCode.grace_ended), "grace_ended")
-    if vm.expires_at and vm.expires_at <= at and not vm.delete_at:
-        delete_at = vm.expires_at + settings.grace
-        changes: dict[str, Any] = {"delete_at": delete_at, "stop_mode": OnStop.release, "warned": []}
-        if vm.wanted is Wanted.running:
-            changes["wanted"] = Wanted.stopped
-        ended = reason(ReasonCode.lease_ended, delete_at=say_time(delete_at), vm=vm.title)
-        return LeaseNews(changes, ended, "lease_ended")
-    end, code = (vm.delete_at, ReasonCode.grace_warning) if vm.delete_at else (vm.expires_at, ReasonCode.lease_warning)
-    if end:
-        passed = [w for w in _WARNINGS if end - w <= at and _key(w) not in vm.warned and _was_longer(vm, end, w)]
-        if passed:
-            warned = [*vm.warned, *(_key(w) for w in passed)]
-            return LeaseNews({"warned": warned}, reason(code, left=say_span(end - at), vm=vm.title), code.value)
-    return None
-
-
-def next_moment(vm: VMView) -> datetime | None:
-    """When the lease, a warning or the time of keeping slices is next due."""
-    if vm.state in (S.releasing, S.gone):
-        return None
-    end = vm.delete_at or vm.expires_at
-    moments = [end, vm.keep_until if vm.holds and vm.state is S.stopped else None]
-    if end:
-        moments += [end - w for w in _WARNINGS if _key(w) not in vm.warned and _was_longer(vm, end, w)]
-    return min((moment for moment in moments if moment), default=None)
-
-
-def _key(warning: timedelta) -> str:
-    return say_span(warning)
-
-
-def _was_longer(vm: VMView, end: datetime, warning: timedelta) -> bool:
-    """A lease of two hours needs no warning 24 hours before its end."""
-    return bool(vm.delete_at) or timedelta(seconds=vm.lease_seconds) > warning
-
-
 def _power_down(vm: VMView, world: World) -> Nap | None:
     """None once the domain is off; until then it is asked, and forced when it has not listened for long."""
     seen = world.host.look(vm.id)
@@ -468,52 +412,9 @@ def _look_inside(vm: VMView, world: World) -> guest.Checked:
         dial=world.host.dial,
     )
     if vm.image.has_init:
-        return guest.check(door, _card_want(vm))
+        return guest.check(door, specs.card_want(vm))
     if guest.host_key_matches(door):
         return guest.Checked(card=guest.Card.none, cloud_init=guest.CloudInit.done)
     # a lease may still name the machine that had this address before
     wrong = reason(ReasonCode.ssh_wrong_host_key, address=vm.address)
     raise guest.NotYet(reason(ReasonCode.waiting_ssh, address=vm.address), wrong)
-
-
-def _card_want(vm: VMView) -> guest.CardWant | None:
-    if not vm.gpu or not vm.devices:
-        return None
-    first = vm.devices[0]
-    if isinstance(first, Emulated):
-        return guest.EmulatedCard(first.video_mib, first.label)
-    promised = vm.slices[0].memory_mib if vm.slices else 0
-    return guest.PciCard(vm.gpu.pci_ids, vm.gpu.bars_mib, promised or vm.gpu.memory_mib, vm.cuda)
-
-
-def _spec(vm: VMView, world: World) -> VMSpec:
-    return VMSpec(
-        id=vm.id,
-        name=f"{vm.name}-{vm.id[:8]}",
-        title=vm.title,
-        installation=vm.installation,
-        build=vm.build,
-        vcpus=vm.vcpus,
-        memory_mib=vm.memory_mib,
-        disk_gib=vm.disk_gib,
-        image=vm.image,
-        mac=vm.mac,
-        network=vm.network,
-        accel=vm.accel,
-        devices=vm.devices,
-        numa_node=vm.numa_node,
-        window_mib=window_mib(vm.gpu.bars_mib) if vm.gpu and any(isinstance(d, Pci) for d in vm.devices) else 0,
-        seed=Seed(
-            render.seed(
-                instance_id=f"{vm.id}-{vm.build}",
-                hostname=vm.name,
-                mac=vm.mac,
-                host_key=vm.host_key,
-                host_key_private=vm.host_key_private,
-                logins=[(login.name, login.keys) for login in vm.logins],
-                our_login=world.our_login,
-                our_key=world.our_public_key,
-                has_init=vm.image.has_init,
-            )
-        ),
-    )

@@ -15,7 +15,8 @@ from vmgpu import ledger, placement
 from vmgpu.db import Row, wake
 from vmgpu.errors import Reason, ReasonCode, reason
 from vmgpu.hypervisor import GpuFacts, HostFacts
-from vmgpu.lifecycle import ALWAYS, MOVES, Fail, Hop, LeaseNews, Nap, Outcome, after_capture, next_moment
+from vmgpu.leases import LeaseNews, next_moment
+from vmgpu.lifecycle import ALWAYS, MOVES, Fail, Hop, Nap, Outcome, after_capture
 from vmgpu.machines import HostNews, ImageNews, facts_as, gone_by_hand, orphans
 from vmgpu.models import (
     VM,

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 
-from vmgpu import crash, lifecycle, outcomes, views
+from vmgpu import crash, leases, lifecycle, outcomes, views
 from vmgpu.connections import OpenHosts
 from vmgpu.errors import HostUnreachable, Reason, ReasonCode, VmgpuError, reason
 from vmgpu.guest import CheckFailed
@@ -64,13 +64,13 @@ def _view(ground: Ground, job: Job) -> views.VMView | None:
             if row is None or row.claim_token != job.token:
                 raise outcomes.TakenOver
             view = views.view(session, row, installation=ground.installation)
-        news = lifecycle.lease(view, now(), ground.settings)
+        news = leases.lease(view, now(), ground.settings)
         if news is None:
             return view
         with ground.db.write() as session:
             row = outcomes.held(session, VM, job.row_id, job.token)
             # asked again with the row locked: it may have been extended a moment ago
-            news = lifecycle.lease(views.view(session, row, installation=ground.installation), now(), ground.settings)
+            news = leases.lease(views.view(session, row, installation=ground.installation), now(), ground.settings)
             if news:
                 outcomes.apply_lease(session, row, news)
 

@@ -36,8 +36,7 @@ def measure(report: figures.Report, options: argparse.Namespace) -> None:
         folder = Path(made)
         first, again = zip(*(_starts(folder / f"start{n}", report) for n in range(starts)), strict=True)
         with serving(folder / "listed", VMGPU_LOG="json") as service:
-            time.sleep(1)  # the worker's own start, which comes after the first answer
-            at_start = _megabytes(service.pid)
+            at_start = _settled(service.pid)
             _fill(service, vms)
             milliseconds = sorted(_listed(service, vms, lists))
             _listed(service, vms, calls)
@@ -108,6 +107,16 @@ def _command(service: Serving) -> float:
         check=True,
     )
     return time.monotonic() - began
+
+
+def _settled(pid: int) -> float:
+    """What it keeps once the worker is up, too, whose imports come after the first answer."""
+    seen, still = _megabytes(pid), 0
+    while still < 8:
+        time.sleep(0.25)
+        before, seen = seen, _megabytes(pid)
+        still = still + 1 if abs(seen - before) < 0.1 else 0
+    return seen
 
 
 def _megabytes(pid: int) -> float:

@@ -39,7 +39,7 @@ def list_vms(
 ) -> Response:
     """The VMs that you see: yours, those you are a member of; an admin sees all."""
     with db.read() as session:
-        return items(VMOut, show.each_vm(session, lists.vms(session, me, states=state, owner=owner, gone=all)))
+        return items(VMOut, show.vms(session, lists.vms(session, me, states=state, owner=owner, gone=all)))
 
 
 @router.get("/vms/{ref:path}/events", response_model=Items[EventOut])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any, TypeVar
 
@@ -63,12 +63,7 @@ def said(stored: Any) -> Said | None:
 
 
 def vms(session: Session, rows: Sequence[VM]) -> list[VMOut]:
-    """These VMs, in this order; a handful of queries however many they are."""
-    return list(each_vm(session, rows))
-
-
-def each_vm(session: Session, rows: Sequence[VM]) -> Iterator[VMOut]:
-    """These VMs, each made when it is asked for: a long list is never whole in memory. Reads `VM_COLUMNS` of a row."""
+    """These VMs, in this order; a handful of queries however many they are. `VM_COLUMNS` are all it reads of a row."""
     ids = [vm.id for vm in rows]
     users = dict(session.exec(select(User.id, User.name)).all())
     hosts = {host_id: (name, uri.startswith("fake:")) for host_id, name, uri in _hosts(session)}
@@ -78,9 +73,10 @@ def each_vm(session: Session, rows: Sequence[VM]) -> Iterator[VMOut]:
     for vm_id, cut in _slices(session, vm_ids=ids):
         cuts[vm_id].append(cut)
     places = listed(session, rows)
+    answer = []
     for vm in rows:
         host, simulated = hosts.get(vm.host_id or "", (None, False))
-        yield (
+        answer.append(
             VMOut(
                 id=vm.id,
                 name=vm.name,
@@ -115,6 +111,7 @@ def each_vm(session: Session, rows: Sequence[VM]) -> Iterator[VMOut]:
                 created_at=vm.created_at,
             )
         )
+    return answer
 
 
 def vm(session: Session, row: VM) -> VMOut:

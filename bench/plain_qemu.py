@@ -113,7 +113,9 @@ class Guest:
         seed.write_bytes(seed_iso(self._seed()))
         _run("ip", "tuntap", "add", "dev", self._name, "mode", "tap")
         _run("ip", "link", "set", self._name, "master", alike.bridge, "up")
-        self._qemu = subprocess.Popen(self._command(disk, variables, seed), stdin=subprocess.DEVNULL)
+        # A session of its own, like libvirt's: Linux shares the processors out between sessions.
+        command = self._command(disk, variables, seed)
+        self._qemu = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
         arrival = arrive(
             lambda: self._addresses.of(self._mac),
             login=self._login,

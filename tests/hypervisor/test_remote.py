@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import socket
@@ -13,9 +14,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import paramiko
 import pytest
 
 from tests.hypervisor.live import INSTALLATION, NAT, SpecMaker, wait_address
+from vmgpu import guest, sshkeys
 from vmgpu.errors import HostRefused, HostUnreachable
 from vmgpu.hypervisor import HostRef, ImageRef, Power
 from vmgpu.hypervisor.kvm import KvmHost
@@ -65,6 +68,52 @@ def test_libvirt_gets_a_client_that_trusts_the_pinned_key_alone(tmp_path: Path, 
 def test_nothing_is_opened_unverified(tmp_path: Path, uri: str, key: str | None, words: str) -> None:
     with pytest.raises(HostRefused, match=words):
         libvirt_uri(a_ref(tmp_path, uri, key))
+
+
+class Wire:
+    """An SSH login whose channels to guests time out; `host`: what the host itself says to a session."""
+
+    def __init__(self, *, active: bool = True, host: Exception | None = None) -> None:
+        self.active, self._host = active, host
+
+    def is_active(self) -> bool:
+        return self.active
+
+    def close(self) -> None:
+        self.active = False
+
+    def open_channel(self, *_: Any, **__: Any) -> Any:
+        raise paramiko.SSHException("Timeout opening channel.")
+
+    def open_session(self, **_: Any) -> io.BytesIO:
+        if self._host:
+            raise self._host
+        return io.BytesIO()
+
+
+@pytest.mark.parametrize("host", [None, paramiko.ChannelException(1, "Administratively prohibited")])
+def test_a_guest_that_drops_packets_is_not_its_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Exception | None
+) -> None:
+    wire, tunnel = Wire(host=host), Tunnel(a_ref(tmp_path))
+    monkeypatch.setattr(tunnel, "_transport", lambda: wire)
+    with pytest.raises(TimeoutError, match=r"10\.0\.0\.9"):
+        tunnel.dial("10.0.0.9", 22)
+    assert wire.active
+    door = guest.Door("10.0.0.9", 22, "vmgpu", sshkeys.make_pair("x").private, KEY, dial=tunnel.dial)
+    with pytest.raises(guest.NotYet):
+        guest.host_key_matches(door)
+
+
+@pytest.mark.parametrize("wire", [Wire(active=False), Wire(host=paramiko.SSHException("Timeout opening channel."))])
+def test_a_host_that_is_silent_itself_is_unreachable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wire: Wire
+) -> None:
+    tunnel = Tunnel(a_ref(tmp_path))
+    monkeypatch.setattr(tunnel, "_transport", lambda: wire)
+    with pytest.raises(HostUnreachable):
+        tunnel.dial("10.0.0.9", 22)
+    assert not wire.active  # the next try logs in again
 
 
 @dataclass(frozen=True)

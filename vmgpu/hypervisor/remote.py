@@ -67,13 +67,16 @@ class Tunnel:
         self._client: paramiko.SSHClient | None = None
 
     def dial(self, address: str, port: int) -> paramiko.Channel:
-        """A channel to a guest; ConnectionRefusedError, as from a socket, where the guest does not listen."""
+        """A channel to a guest; where the guest refuses it or is silent, an OSError, as from a socket."""
         transport = self._transport()
         try:
             return transport.open_channel("direct-tcpip", (address, port), ("127.0.0.1", 0), timeout=CONNECT_SECONDS)
         except paramiko.ChannelException as error:
             raise ConnectionRefusedError(f"{address} port {port}: {error.text}") from error
         except (OSError, EOFError, paramiko.SSHException) as error:
+            if _answers(transport):
+                raise TimeoutError(f"{address} port {port}: {error}") from error
+            transport.close()  # a host that is only silent counts as logged in for minutes: the next try logs in anew
             raise HostUnreachable(f"{self._ref.name}: {error}") from error
 
     def close(self) -> None:
@@ -92,6 +95,19 @@ class Tunnel:
         if transport is None:
             raise HostUnreachable(f"{self._ref.name}: the SSH login ended at once")
         return transport
+
+
+def _answers(transport: paramiko.Transport) -> bool:
+    """Whether the host itself still answers: a guest that drops packets leaves its channel open for as long."""
+    if not transport.is_active():
+        return False
+    try:
+        transport.open_session(timeout=CONNECT_SECONDS).close()
+    except paramiko.ChannelException:
+        return True  # no session for this account, or no more of them: an answer all the same
+    except (OSError, EOFError, paramiko.SSHException):
+        return False
+    return True
 
 
 def _log_in(ref: HostRef) -> paramiko.SSHClient:

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 from pydantic_core import from_json
 from sqlalchemy import ColumnElement, Engine, create_engine, event, func, inspect, or_, select, text, update
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlmodel import Session
 
 from vmgpu.errors import Conflict, SetupError, Unavailable
@@ -44,7 +45,7 @@ class Database:
         with Session(self.engine, expire_on_commit=False) as session:
             try:
                 yield session
-            except OperationalError as bad:
+            except (OperationalError, InterfaceError, PoolTimeout) as bad:
                 raise _away(bad) from bad
 
     @contextmanager
@@ -66,7 +67,7 @@ class Database:
                 session.commit()
             except IntegrityError as bad:
                 raise Conflict("Another change came first", hint="Read again and repeat.") from bad
-            except OperationalError as bad:
+            except (OperationalError, InterfaceError, PoolTimeout) as bad:
                 raise _away(bad) from bad
         if changes:
             self.tell(frozenset(changes))
@@ -174,14 +175,14 @@ def keep_claims(database: Database, kind: type[Row], tokens: list[str], until: d
     """Hold claims longer: their steps are still at work in this process."""
     table: Any = kind
     with database.write() as session:
-        _lock(session, table, table.claim_token.in_(tokens))
+        lock(session, table, table.claim_token.in_(tokens))
         session.execute(update(table).where(table.claim_token.in_(tokens)).values(claim_until=until))
 
 
 def wake(session: Session, kind: type[Row], *which: ColumnElement[bool]) -> None:
     """Make rows due at once; a step that is at work on one will not sleep through it."""
     table: Any = kind
-    _lock(session, table, *which)
+    lock(session, table, *which)
     session.execute(update(table).where(*which).values(due_at=now(), wakes=table.wakes + 1))
     session.info["changes"].add((table.__tablename__, "*"))
 
@@ -236,7 +237,7 @@ def alone(session: Session) -> None:
         session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": SETTLING})
 
 
-def _lock(session: Session, table: Any, *which: ColumnElement[bool]) -> None:
+def lock(session: Session, table: Any, *which: ColumnElement[bool]) -> None:
     """Lock rows in one order everywhere, so that two who take many of them cannot wait for each other."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(select(table.id).where(*which).order_by(table.id).with_for_update())
@@ -289,8 +290,9 @@ def _unpacked(said: str) -> Iterator[Change]:
         yield table, row
 
 
-def _away(bad: OperationalError) -> Unavailable:
+def _away(bad: OperationalError | InterfaceError | PoolTimeout) -> Unavailable:
+    said = str(getattr(bad, "orig", None) or bad).strip().splitlines()
     return Unavailable(
-        f"The database did not answer: {str(bad.orig).strip().splitlines()[0] if bad.orig else bad}",
+        f"The database did not answer: {said[0] if said else type(bad).__name__}",
         hint="Nothing was changed. Try again; look at the database server if it lasts.",
     )

@@ -148,6 +148,7 @@ class ReasonCode(StrEnum):
     call_hangs = "call_hangs"
     survey_failed = "survey_failed"
     image_broken = "image_broken"
+    image_not_on_host = "image_not_on_host"
     capture_failed = "capture_failed"
     card_held_open = "card_held_open"
     card_is_console = "card_is_console"
@@ -288,6 +289,10 @@ _WORDS: Mapping[ReasonCode, tuple[str, str]] = {
         "Restart libvirtd on that host; other hosts go on.",
     ),
     ReasonCode.survey_failed: ("The survey of host {host} failed: {detail}", "{hint}"),
+    ReasonCode.image_not_on_host: (
+        "Image {image} is no longer on host {host}",
+        "It is copied there again; the VM goes on by itself.",
+    ),
     ReasonCode.image_broken: ("Image {image} cannot be used: {detail}", "Import or capture it again."),
     ReasonCode.capture_failed: ("The capture failed: {detail}", "The VM is as it was. Take the snapshot again."),
     ReasonCode.card_held_open: (

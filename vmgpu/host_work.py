@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from vmgpu import crash, machines, outcomes, views
-from vmgpu.errors import HostRefused, HostUnreachable, ReasonCode, VmgpuError, reason
+from vmgpu.errors import HostRefused, HostUnreachable, ReasonCode, Unavailable, VmgpuError, reason
 from vmgpu.hypervisor import Progress
 from vmgpu.models import VM, Host, HostState, Image, ImageCopy, ImageState, now
 from vmgpu.work import Ground, Job
@@ -38,13 +38,18 @@ def visit(job: Job, ground: Ground) -> None:
         if view.state is HostState.removing:
             _forget(ground, job)
             return
+        if isinstance(bad, Unavailable):
+            raise
         silent = isinstance(bad, HostUnreachable) and host.surveyed_at is not None
         code = ReasonCode.host_unreachable if silent else ReasonCode.survey_failed
         because = reason(code, host=host.name, detail=bad.message, hint=bad.hint)
         again = timedelta(seconds=5 if silent else 30)
         with ground.db.write() as session:
             row = outcomes.held(session, Host, job.row_id, job.token)
-            outcomes.host_away(session, row, because, again=again)
+            if silent or host.surveyed_at is None:
+                outcomes.host_away(session, row, because, again=again)
+            else:
+                outcomes.survey_refused(session, row, because, again=again)
         return
     crash.point("host.worked")
     if news is None:
@@ -72,7 +77,7 @@ def bring_image(job: Job, ground: Ground) -> None:
         image = session.get_one(Image, copy.image_id)
         host = session.get_one(Host, copy.host_id)
     view = machines.CopyView(views.image_ref(image), image.name, host.name, ground.settings.images_dir / image.volume)
-    job.doing, job.until = "copy", now() + timedelta(hours=4)
+    job.doing, job.since, job.until = "copy", now(), now() + timedelta(minutes=30)
     failed = None
     crash.point("copy.begin")
     try:
@@ -81,6 +86,8 @@ def bring_image(job: Job, ground: Ground) -> None:
         ground.away(host.id, bad)
         ground.drop(job, timedelta(seconds=10))
         return
+    except Unavailable:
+        raise
     except VmgpuError as bad:
         failed = reason(ReasonCode.image_broken, image=image.name, detail=bad.message)
     crash.point("copy.worked")
@@ -95,8 +102,9 @@ def _copy_progress(ground: Ground, job: Job) -> Progress:
     def tell(percent: int) -> None:
         if percent >= said[0] + 5:
             said[0] = percent
+            job.goes_on()
             with ground.db.write() as session:
-                outcomes.held(session, ImageCopy, job.row_id, job.token).percent = percent
+                outcomes.copy_at(session, outcomes.held(session, ImageCopy, job.row_id, job.token), percent)
 
     return tell
 

@@ -36,18 +36,23 @@ def lease(vm: VMView, at: datetime, settings: Settings) -> LeaseNews | None:
         return LeaseNews({"wanted": Wanted.gone}, reason(ReasonCode.grace_ended), "grace_ended")
     if vm.expires_at and vm.expires_at <= at and not vm.delete_at:
         delete_at = vm.expires_at + settings.grace
-        changes: dict[str, Any] = {"delete_at": delete_at, "stop_mode": OnStop.release, "warned": []}
+        changes: dict[str, Any] = {"delete_at": delete_at, "stop_mode": OnStop.release, "warned": passed(delete_at, at)}
         if vm.wanted is Wanted.running:
             changes["wanted"] = Wanted.stopped
         ended = reason(ReasonCode.lease_ended, delete_at=say_time(delete_at), vm=vm.title)
         return LeaseNews(changes, ended, "lease_ended")
     end, code = (vm.delete_at, ReasonCode.grace_warning) if vm.delete_at else (vm.expires_at, ReasonCode.lease_warning)
     if end:
-        passed = [w for w in _WARNINGS if end - w <= at and _key(w) not in vm.warned and _was_longer(vm, end, w)]
-        if passed:
-            warned = [*vm.warned, *(_key(w) for w in passed)]
+        due = [key for key in passed(end, at) if key not in vm.warned]
+        if due:
+            warned = [*vm.warned, *due]
             return LeaseNews({"warned": warned}, reason(code, left=say_span(end - at), vm=vm.title), code.value)
     return None
+
+
+def passed(end: datetime, at: datetime) -> list[str]:
+    """The warnings that an end set at this moment does not get: a lease of two hours needs none a day before."""
+    return [_key(warning) for warning in _WARNINGS if end - warning <= at]
 
 
 def next_moment(vm: VMView) -> datetime | None:
@@ -57,14 +62,9 @@ def next_moment(vm: VMView) -> datetime | None:
     end = vm.delete_at or vm.expires_at
     moments = [end, vm.keep_until if vm.holds and vm.state is S.stopped else None]
     if end:
-        moments += [end - w for w in _WARNINGS if _key(w) not in vm.warned and _was_longer(vm, end, w)]
+        moments += [end - w for w in _WARNINGS if _key(w) not in vm.warned]
     return min((moment for moment in moments if moment), default=None)
 
 
 def _key(warning: timedelta) -> str:
     return say_span(warning)
-
-
-def _was_longer(vm: VMView, end: datetime, warning: timedelta) -> bool:
-    """A lease of two hours needs no warning 24 hours before its end."""
-    return bool(vm.delete_at) or timedelta(seconds=vm.lease_seconds) > warning

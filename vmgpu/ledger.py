@@ -12,6 +12,7 @@ from sqlmodel import Session, col, select
 
 from vmgpu import placement
 from vmgpu.errors import Reason, ReasonCode, reason
+from vmgpu.leases import passed
 from vmgpu.models import (
     VM,
     CopyState,
@@ -117,9 +118,11 @@ def take(session: Session, placed: placement.Placed) -> None:
         col(VM.id) == placed.vm_id, col(VM.state) == VMState.pending, col(VM.wanted) == Wanted.running
     )
     expires_at = vm.expires_at or at + timedelta(seconds=vm.lease_seconds)
+    warned = vm.warned if vm.expires_at else passed(expires_at, at)
     moved = moved.values(
         state=VMState.carving, state_since=at, host_id=placed.host_id, holds=True, due_at=at, wakes=VM.wakes + 1,
         reason=None, expires_at=expires_at,
+        warned=warned,
     )  # fmt: skip
     _one(session, moved)
     session.add(
@@ -138,12 +141,12 @@ def take(session: Session, placed: placement.Placed) -> None:
     session.flush()
 
 
-def want_copy(session: Session, image_id: str, host_id: str) -> None:
-    """See that the image is, or will be, in this host's pool."""
+def want_copy(session: Session, image_id: str, host_id: str, *, lost: bool = False) -> None:
+    """See that the image is, or will be, in this host's pool; `lost`: what was there is not any more."""
     lies = select(ImageCopy).where(ImageCopy.image_id == image_id, ImageCopy.host_id == host_id).with_for_update()
     copy = session.exec(lies).first() or ImageCopy(image_id=image_id, host_id=host_id, due_at=now())
-    if copy.state is CopyState.failed:
-        copy.state, copy.reason, copy.due_at = CopyState.wanted, None, now()
+    if copy.state is CopyState.failed or (lost and copy.state is CopyState.ready):
+        copy.state, copy.reason, copy.percent, copy.due_at = CopyState.wanted, None, 0, now()
     session.add(copy)
 
 
@@ -197,6 +200,8 @@ def _closed(host: Host) -> Reason | None:
         return Reason.of(host.reason) or reason(ReasonCode.host_unsurveyed, host=host.name)
     if host.state is HostState.unreachable:
         return Reason.of(host.reason) or reason(ReasonCode.host_unreachable, host=host.name, detail="no answer")
+    if host.reason:
+        return Reason.of(host.reason)  # it answers, but the last survey was refused
     if host.draining or host.state is HostState.removing:
         return reason(ReasonCode.host_draining, host=host.name)
     return None

@@ -8,7 +8,19 @@ from enum import StrEnum
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import JSON, Column, DateTime, Enum, Index, LargeBinary, Text, TypeDecorator, UniqueConstraint, text
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    DateTime,
+    Enum,
+    Index,
+    LargeBinary,
+    Text,
+    TypeDecorator,
+    UniqueConstraint,
+    text,
+)
 from sqlalchemy.engine import Dialect
 from sqlmodel import Field, SQLModel
 
@@ -217,7 +229,7 @@ class Image(Claimed, table=True):
     labels: Mapping[str, str] = _json(dict)
     format: str = "qcow2"
     virtual_mib: int = 0
-    size_bytes: int = 0
+    size_bytes: int = Field(default=0, sa_type=BigInteger)
     sha256: str = ""
     source_vm: str | None = None
     logins: list[str] = _json(list)

@@ -12,7 +12,7 @@ from sqlmodel import Session, col, delete, select
 from sqlmodel.sql.expression import SelectOfScalar
 
 from vmgpu import ledger, placement
-from vmgpu.db import Row, wake
+from vmgpu.db import Row, lock, next_number, wake
 from vmgpu.errors import Reason, ReasonCode, reason
 from vmgpu.hypervisor import GpuFacts, HostFacts
 from vmgpu.leases import LeaseNews, next_moment
@@ -94,8 +94,8 @@ def apply_vm(session: Session, vm: VM, view: VMView, outcome: Outcome) -> bool:
                 _capture_failed(session, vm, reason(ReasonCode.capture_failed, detail="the VM was released"))
             elif vm.state is VMState.capturing:
                 _captured(session, vm)
-            elif outcome.state is VMState.releasing and vm.capture_as:
-                _capture_failed(session, vm, reason(ReasonCode.capture_failed, detail="the VM was released"))
+            elif outcome.state in (VMState.releasing, VMState.lost) and vm.capture_as:
+                _capture_failed(session, vm, reason(ReasonCode.capture_failed, detail=f"the VM is {outcome.state}"))
             _move(session, vm, outcome.state, outcome.because)
             if vm.state is VMState.gone:
                 let_go(vm, None)
@@ -141,6 +141,7 @@ def apply_host(session: Session, host: Host, news: HostNews, installation: str, 
 
 def give_time(session: Session, *which: ColumnElement[bool]) -> None:
     """Let these VMs' guests have their time anew: nobody could look at them until now."""
+    lock(session, VM, *which)
     session.execute(update(VM).where(*which, col(VM.state) != VMState.gone).values(step_since=now()))
 
 
@@ -152,6 +153,28 @@ def host_away(session: Session, host: Host, because: Reason, *, again: timedelta
         host.version += 1
     host.reason = because.as_dict()
     let_go(host, now() + again)
+
+
+def survey_refused(session: Session, host: Host, because: Reason, *, again: timedelta) -> None:
+    """Write that a host answers and cannot be used as it is: its VMs go on, no new ones are placed there."""
+    host.reason, host.version = because.as_dict(), host.version + 1
+    let_go(host, now() + again)
+
+
+def copy_again(session: Session, vm: VM) -> None:
+    """The host lost its copy of the VM's image: have it brought anew."""
+    ledger.want_copy(session, vm.image_id, str(vm.host_id), lost=True)
+
+
+def copy_at(session: Session, copy: ImageCopy, percent: int) -> None:
+    """Write how far a copy is, on its row and as the reason of those who wait for it."""
+    copy.percent = percent
+    image, host = session.get_one(Image, copy.image_id), session.get_one(Host, copy.host_id)
+    why = reason(ReasonCode.uploading_image, image=image.name, host=host.name, percent=percent)
+    waiting = (col(VM.image_id) == image.id, col(VM.host_id) == host.id, col(VM.state) == VMState.building)
+    lock(session, VM, *waiting)
+    session.execute(update(VM).where(*waiting).values(reason=why.as_dict()))
+    session.info["changes"].add(("vm", "*"))
 
 
 def forget_host(session: Session, host: Host) -> None:
@@ -178,6 +201,8 @@ def apply_image(session: Session, image: Image, news: ImageNews) -> None:
     """Write what became of an image."""
     for name, value in news.changes.items():
         setattr(image, name, value)
+    if news.state is ImageState.failed and news.because:
+        _fail_waiting(session, image)
     image.state = news.state
     image.reason = news.because.as_dict() if news.because else None
     session.add(Event(image_id=image.id, kind=f"image_{news.state}", reason=image.reason))
@@ -197,7 +222,7 @@ def images_on(host_id: str) -> SelectOfScalar[Image]:
 def forget_image(session: Session, image: Image) -> None:
     """Remove an image's rows, and with it the rows of its VMs that are gone; their events stay."""
     session.execute(delete(ImageCopy).where(col(ImageCopy.image_id) == image.id))
-    for vm in session.exec(select(VM).where(VM.image_id == image.id)).all():
+    for vm in session.exec(select(VM).where(VM.image_id == image.id, VM.state == VMState.gone)).all():
         session.execute(delete(VMMember).where(col(VMMember.vm_id) == vm.id))
         session.execute(delete(Console).where(col(Console.vm_id) == vm.id))
         session.delete(vm)
@@ -254,6 +279,8 @@ def _move(session: Session, vm: VM, state: VMState, because: Reason | None) -> N
 
 
 def _fail(session: Session, vm: VM, outcome: Fail) -> None:
+    if vm.capture_as:
+        _capture_failed(session, vm, outcome.because)
     gpus = session.exec(select(Slice.gpu_id).where(Slice.vm_id == vm.id)).all()
     excluded = [*vm.excluded, *(gpus if outcome.blame == "card" else ())]
     if outcome.blame and not vm.ever_ran and vm.host_id and (outcome.blame == "host" or not gpus):
@@ -276,6 +303,8 @@ def _slices_back(session: Session, vm: VM) -> None:
     for cut in gone:
         session.delete(cut)
     vm.holds, vm.devices, vm.keep_until = False, [], None
+    if vm.ever_ran and not vm.retry:
+        vm.ticket = next_number(session, "ticket")  # who gave a place back queues behind those who wait already
 
 
 def _captured(session: Session, vm: VM) -> None:
@@ -290,7 +319,18 @@ def _capture_failed(session: Session, vm: VM, because: Reason) -> None:
     if image:
         image.state, image.reason = ImageState.failed, because.as_dict()
         session.add(Event(image_id=image.id, vm_id=vm.id, kind="image_failed", reason=image.reason))
+        _fail_waiting(session, image)
     vm.capture_as = None
+
+
+def _fail_waiting(session: Session, image: Image) -> None:
+    """VMs that were asked for from an image that will never be there: they would wait for ever."""
+    waiting = select(VM).where(VM.image_id == image.id, VM.state == VMState.pending, col(VM.has_disk).is_(False))
+    for vm in session.exec(waiting.with_for_update()).all():
+        vm.wanted = Wanted.stopped
+        _move(
+            session, vm, VMState.failed, reason(ReasonCode.image_broken, image=image.name, detail="its capture failed")
+        )
 
 
 def _surveyed(session: Session, host: Host, facts: HostFacts) -> None:
@@ -303,7 +343,8 @@ def _surveyed(session: Session, host: Host, facts: HostFacts) -> None:
 
 
 def _cards(session: Session, host: Host, seen: Iterable[GpuFacts]) -> None:
-    known = {gpu.key: gpu for gpu in session.exec(select(Gpu).where(Gpu.host_id == host.id)).all()}
+    rows = session.exec(select(Gpu).where(Gpu.host_id == host.id).order_by(Gpu.id).with_for_update()).all()
+    known = {gpu.key: gpu for gpu in rows}
     for facts in seen:
         gpu = known.pop(facts.key, None)
         if gpu is None:

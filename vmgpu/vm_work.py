@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vmgpu import crash, leases, lifecycle, outcomes, views
 from vmgpu.connections import OpenHosts
-from vmgpu.errors import HostUnreachable, Reason, ReasonCode, VmgpuError, reason
+from vmgpu.errors import HostUnreachable, Reason, ReasonCode, Unavailable, VmgpuError, reason
 from vmgpu.guest import CheckFailed
 from vmgpu.hypervisor import Carver, Hypervisor, Progress
 from vmgpu.lifecycle import Fail, Hop, Nap, Outcome
@@ -39,7 +39,7 @@ def run(job: Job, ground: Ground) -> None:
         view = _view(ground, job)
         if view is None:
             return
-        job.doing = view.state
+        job.doing, job.since, job.until = view.state, now(), now() + 2 * ground.settings.host_call_timeout
         crash.point(f"vm.{view.state}.begin")
         outcome = _step(ground, job, view)
         crash.point(f"vm.{view.state}.worked")
@@ -89,6 +89,9 @@ def _step(ground: Ground, job: Job, view: views.VMView) -> Outcome:
     job.since, job.until = now(), now() + step.within
     try:
         return step.run(view, _world(ground, job, view))
+    except Unavailable:
+        ground.drop(job, timedelta(seconds=2))  # our database was away, which is nobody's failure
+        raise outcomes.TakenOver from None
     except HostUnreachable as bad:
         if ground.stopping.is_set():  # it was us who hung up
             ground.drop(job, timedelta(0))
@@ -102,6 +105,10 @@ def _step(ground: Ground, job: Job, view: views.VMView) -> Outcome:
         because = getattr(bad, "reason", None) or reason(
             ReasonCode.host_error, host=view.host_name, detail=bad.message, hint=bad.hint
         )
+        if because.code is ReasonCode.image_not_on_host:
+            with ground.db.write() as session:
+                outcomes.copy_again(session, outcomes.held(session, VM, job.row_id, job.token))
+            return Nap(None, because)
         return _refused(ground, view, because)
     except outcomes.TakenOver:
         raise
@@ -124,6 +131,7 @@ def _world(ground: Ground, job: Job, view: views.VMView) -> _World:
         step = int(because.args.get("percent", 0)) // 5
         if step != said[0]:
             said[0] = step
+            job.goes_on()
             with ground.db.write() as session:
                 outcomes.held(session, VM, job.row_id, job.token).reason = because.as_dict()
 
@@ -135,12 +143,13 @@ def _world(ground: Ground, job: Job, view: views.VMView) -> _World:
         our_public_key=ground.our_public_key,
         hosts=ground.hosts,
         host_id=view.host_id or "",
+        job=job,
         tell=tell,
     )
 
 
 def _console_due(ground: Ground, view: views.VMView) -> bool:
-    if view.console_asked is None or view.host_id is None:
+    if view.console_asked is None or view.host_id is None or _host_is_away(ground, view.host_id):
         return False
     with ground.db.read() as session:
         kept = session.get(Console, view.id)
@@ -185,10 +194,18 @@ class _World:
     our_public_key: str
     hosts: OpenHosts
     host_id: str
+    job: Job
     tell: Callable[[Reason], None]
 
-    @cached_property
+    @property
     def host(self) -> Hypervisor:
+        """The host, for one more call: none for a step that hung, was given up, and has come back to life."""
+        if self.job.given_up:
+            raise outcomes.TakenOver
+        return self._open
+
+    @cached_property
+    def _open(self) -> Hypervisor:
         return self.hosts.get(self.host_id)
 
     @cached_property

@@ -30,6 +30,11 @@ class Job:
     doing: str = ""
     given_up: bool = False
 
+    def goes_on(self) -> None:
+        """It has just shown progress: its time begins anew."""
+        if self.until:
+            self.since, self.until = now(), now() + (self.until - self.since)
+
 
 class Ground:
     """The database, the settings, the open hosts, and what this installation knows of itself."""
@@ -50,8 +55,10 @@ class Ground:
         try:
             with self.db.write() as session:
                 outcomes.let_go(outcomes.held(session, job.kind, job.row_id, job.token), now() + again)
-        except (outcomes.TakenOver, VmgpuError):
+        except outcomes.TakenOver:
             log.info("%s %s: the claim is no longer ours", job.kind.__name__, job.row_id)
+        except VmgpuError as bad:
+            log.warning("%s %s: its claim runs out by itself: %s", job.kind.__name__, job.row_id, bad.message)
 
     def away(self, host_id: str | None, bad: HostUnreachable) -> None:
         """A step met a host that does not answer: note it, and look at the host soon."""

@@ -157,18 +157,19 @@ class Worker:
         while not self._stop.wait(1.0):
             with self._lock:
                 jobs = list(self._jobs.values())
-            for job in jobs:
-                if job.until and job.until < now() and not job.given_up:
-                    self._give_up(job)
             beat += 1
-            if beat % every == 0:
-                for kind in _WORK:
+            try:
+                for job in jobs:
+                    if job.until and job.until < now() and not job.given_up:
+                        self._give_up(job)
+                for kind in _WORK if beat % every == 0 else ():
                     tokens = [job.token for job in jobs if job.kind is kind and not job.given_up]
                     if tokens:
-                        try:
-                            keep_claims(self._db, kind, tokens, now() + hold)
-                        except VmgpuError as bad:
-                            log.warning("keeping claims: %s", bad.message)
+                        keep_claims(self._db, kind, tokens, now() + hold)
+            except VmgpuError as bad:
+                log.warning("keeping claims: %s", bad.message)
+            except Exception:  # without this thread claims run out under steps at work
+                log.exception("keeping claims")
 
     def _give_up(self, job: Job) -> None:
         """A step hangs: its thread is lost, its row is free, whatever it still brings is thrown away."""
@@ -204,7 +205,9 @@ class Worker:
                 settled = (VMState.running, VMState.stopped, VMState.stopping, VMState.capturing, VMState.building)
                 wake(session, VM, col(VM.id).in_(nudged), col(VM.state).in_(settled))
         with self._lock:
-            checking = {job.token: job for job in self._jobs.values() if job.kind is VM and job.doing == "checking"}
+            checking = {
+                job.token: job for job in self._jobs.values() if job.kind is VM and job.doing == VMState.checking
+            }
         if not checking:
             return
         # one that has just failed is no longer looked at, and what gives its slices back must keep its claim

@@ -134,7 +134,7 @@ def clear_gpu(db: Database, actor: Actor, gpu_id: str) -> Gpu:
     """End a card's quarantine: an admin has looked at it."""
     must_be_admin(actor)
     with db.write() as session:
-        gpu = session.get(Gpu, gpu_id)
+        gpu = session.get(Gpu, gpu_id, with_for_update=True)
         if not gpu:
             raise NotFound(f"There is no card {gpu_id!r}", hint="List them: vmgpu gpu list.")
         if gpu.state is GpuState.quarantined:
@@ -146,7 +146,7 @@ def offer_gpu(db: Database, actor: Actor, gpu_id: str, *, offered: bool) -> Gpu:
     """Give a real card out whole, or keep it back again; what makes that impossible is said."""
     must_be_admin(actor)
     with db.write() as session:
-        gpu = session.get(Gpu, gpu_id)
+        gpu = session.get(Gpu, gpu_id, with_for_update=True)
         if not gpu or gpu.emulated:
             raise NotFound(f"There is no real card {gpu_id!r}", hint="List them: vmgpu gpu list.")
         if session.exec(select(Slice).where(Slice.gpu_id == gpu.id)).first():
@@ -189,6 +189,7 @@ def remove_image(db: Database, actor: Actor, ref: str) -> Image:
     """Delete an image; refused while a VM's disk stands on it."""
     with db.write() as session:
         image = find_image(session, actor, ref)
+        session.refresh(image, with_for_update=True)
         if image.owner_id != actor.id and not actor.admin:
             raise Forbidden(f"Image {ref} is not yours", hint="Its owner or an admin deletes it.")
         if image.name == SIMULATED_IMAGE and image.labels.get("simulated"):

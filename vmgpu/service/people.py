@@ -12,7 +12,7 @@ from sqlmodel import Session, col, delete, func, select
 from vmgpu import sshkeys
 from vmgpu.db import Database, alone, note_setting, setting
 from vmgpu.errors import Conflict, Forbidden, Invalid, NotFound, Unauthenticated
-from vmgpu.models import VM, Image, Key, Token, TokenKind, User, VMMember, VMState, new_id, now
+from vmgpu.models import VM, Console, Image, Key, Token, TokenKind, User, VMMember, VMState, new_id, now
 from vmgpu.requests import KeyRequest, TokenRequest, UserRequest
 from vmgpu.service.access import Actor, find_user, must_be_admin
 from vmgpu.settings import Settings
@@ -114,6 +114,7 @@ def remove_user(db: Database, actor: Actor, name: str) -> None:
         gone = session.exec(select(VM.id).where(VM.owner_id == user.id)).all()
         session.execute(delete(VMMember).where(col(VMMember.user_id) == user.id))
         session.execute(delete(VMMember).where(col(VMMember.vm_id).in_(gone)))
+        session.execute(delete(Console).where(col(Console.vm_id).in_(gone)))
         session.execute(delete(VM).where(col(VM.id).in_(gone)))
         session.execute(delete(Key).where(col(Key.user_id) == user.id))
         session.execute(delete(Token).where(col(Token.user_id) == user.id))

@@ -12,6 +12,7 @@ from sqlmodel import Session, col, select
 from vmgpu import ledger, placement, sshkeys
 from vmgpu.db import Database, next_number, wake
 from vmgpu.errors import Conflict, Forbidden, Impossible, Invalid, NotFound, Reason, ReasonCode, TooLarge, reason
+from vmgpu.leases import passed
 from vmgpu.models import (
     VM,
     Console,
@@ -19,6 +20,7 @@ from vmgpu.models import (
     Flavor,
     Image,
     ImageState,
+    OnStop,
     User,
     VMMember,
     VMState,
@@ -55,6 +57,7 @@ def request(db: Database, settings: Settings, actor: Actor, asked: VMRequest) ->
             raise Forbidden("Only an admin requests VMs for somebody else", hint="Leave the owner out.", where="owner")
         flavor = _flavor(session, asked.flavor)
         image = find_image(session, actor, asked.image)
+        session.refresh(image, with_for_update={"read": True})  # nobody deletes it while it is asked for
         if image.state in (ImageState.failed, ImageState.deleting):
             raise Conflict(f"Image {image.name} is {image.state}", hint="Choose another image.", where="image")
         disk_gib = _disk_gib(flavor, image)
@@ -101,13 +104,7 @@ def start(db: Database, actor: Actor, ref: str) -> VM:
         if vm.wanted is Wanted.gone:
             raise Conflict(f"{vm.name} is being released", hint="Request a new VM.")
         if vm.wanted is Wanted.stopped:
-            vm.wanted, vm.stop_mode, vm.restarts, vm.tries, vm.excluded = Wanted.running, None, 0, 0, []
-            if vm.delete_at or (vm.expires_at and vm.expires_at <= now()):
-                vm.expires_at, vm.delete_at, vm.warned = None, None, []
-            if not vm.holds:
-                vm.ticket = next_number(session, "ticket")
-            elif vm.expires_at is None:
-                vm.expires_at = now() + timedelta(seconds=vm.lease_seconds)
+            _begin_anew(session, vm)
         return _wished(session, actor, vm, "start")
 
 
@@ -116,7 +113,8 @@ def stop(db: Database, actor: Actor, ref: str, asked: StopRequest) -> VM:
     with db.write() as session:
         vm = _locked(session, find_vm(session, actor, ref))
         _not_leaving(vm)
-        vm.wanted, vm.stop_mode = Wanted.stopped, asked.slices
+        # after the lease's end its slices are others' already, whatever is said now
+        vm.wanted, vm.stop_mode = Wanted.stopped, OnStop.release if vm.delete_at else asked.slices
         return _wished(session, actor, vm, "stop")
 
 
@@ -131,9 +129,9 @@ def reboot(db: Database, actor: Actor, ref: str) -> VM:
 
 
 def reset(db: Database, actor: Actor, ref: str) -> VM:
-    """Wish a fresh disk of the same image; what was on the old one is lost."""
+    """Wish a fresh disk of the same image; what was on the old one is lost, so this is for its owner and admins."""
     with db.write() as session:
-        vm = _locked(session, find_vm(session, actor, ref))
+        vm = _locked(session, find_vm(session, actor, ref, to_own=True))
         _not_leaving(vm)
         if vm.state not in (*_SETTLED, VMState.failed, VMState.lost) or vm.capture_as:
             raise Conflict(f"{vm.name} is {vm.state}", hint="Wait until it is running, stopped or failed.")
@@ -141,9 +139,7 @@ def reset(db: Database, actor: Actor, ref: str) -> VM:
             raise Conflict("Its image is not there any more", hint="Request a new VM from another image.")
         vm.build += 1
         if vm.wanted is not Wanted.running:
-            vm.wanted, vm.stop_mode, vm.restarts = Wanted.running, None, 0
-            if not vm.holds:
-                vm.ticket = next_number(session, "ticket")
+            _begin_anew(session, vm)
         if vm.host_id:
             ledger.want_copy(session, vm.image_id, vm.host_id)
         return _wished(session, actor, vm, "reset")
@@ -166,8 +162,8 @@ def extend(db: Database, settings: Settings, actor: Actor, ref: str, asked: Exte
         if vm.expires_at is None:
             vm.lease_seconds = round((end - at).total_seconds())
         else:
-            vm.expires_at = end
-        vm.delete_at, vm.warned = None, []
+            vm.expires_at, vm.warned = end, passed(end, at)
+        vm.delete_at = None
         return _wished(session, actor, vm, "extend")
 
 
@@ -194,7 +190,9 @@ def capture(db: Database, settings: Settings, actor: Actor, ref: str, asked: Cap
             raise Conflict(f"{vm.name} is being captured already", hint="Wait until that has ended.")
         taken = select(Image).where(Image.name == asked.image, Image.owner_id == vm.owner_id)
         old = session.exec(taken).first()
-        if old and old.state is ImageState.failed:
+        if old and old.state is ImageState.failed and not _is_referred_to(session, old):
+            for kept in settings.images_dir.glob(f"{old.volume}*"):  # perhaps not yet generalised: nobody's business
+                kept.unlink(missing_ok=True)
             session.delete(old)
             session.flush()
         elif old:
@@ -288,6 +286,23 @@ def _locked(session: Session, vm: VM) -> VM:
     """The row as it is now, ours until the write ends: two wishes at once must both be seen."""
     session.refresh(vm, with_for_update=True)
     return vm
+
+
+def _begin_anew(session: Session, vm: VM) -> None:
+    """Wish a stopped VM running, with a lease that begins anew where it had ended, and every card open to it again."""
+    vm.wanted, vm.stop_mode, vm.restarts, vm.tries, vm.excluded = Wanted.running, None, 0, 0, []
+    if vm.delete_at or (vm.expires_at and vm.expires_at <= now()):
+        vm.expires_at, vm.delete_at, vm.warned = None, None, []
+    if not vm.holds:
+        vm.ticket = next_number(session, "ticket")
+    elif vm.expires_at is None:
+        at = now()
+        vm.expires_at = at + timedelta(seconds=vm.lease_seconds)
+        vm.warned = passed(vm.expires_at, at)
+
+
+def _is_referred_to(session: Session, image: Image) -> bool:
+    return session.exec(select(VM.id).where(VM.image_id == image.id)).first() is not None
 
 
 def _not_leaving(vm: VM) -> None:

@@ -158,7 +158,7 @@ def upgrade() -> None:
         sa.Column("labels", sa.JSON(), nullable=False),
         sa.Column("format", sa.String(), nullable=False),
         sa.Column("virtual_mib", sa.Integer(), nullable=False),
-        sa.Column("size_bytes", sa.Integer(), nullable=False),
+        sa.Column("size_bytes", sa.BigInteger(), nullable=False),
         sa.Column("sha256", sa.String(), nullable=False),
         sa.Column("source_vm", sa.String(), nullable=True),
         sa.Column("logins", sa.JSON(), nullable=False),

@@ -199,7 +199,8 @@ class TestACheerfulHost:
         assert (host.look(vm.id).power, host.look(vm.id).why) == (Power.off, "unknown")
         host.ensure_running(vm.id)
         assert host.guest_checked(vm.id, devices) == (False, "none")
-        address = host.wait_address(vm.id, vm.mac, NAT, seconds=5)
+        assert host.wait_guest(vm.id, 5)
+        address = host.address(vm.id, vm.mac, NAT)
         assert address
         assert address.startswith(("192.0.2.", "198.51.100.", "203.0.113."))
         assert host.address(vm.id, "52:54:00:ff:ff:ff", NAT) is None
@@ -316,15 +317,14 @@ class TestACheerfulHost:
         host.ensure_image(image, tmp_path / "master", progress=lambda percent: None)
         assert host.has_image(image)
 
-    def test_leaves_no_image_when_the_last_vm_is_gone(self, host: FakeHost, admin: FakeAdmin, tmp_path: Path) -> None:
+    def test_leaves_what_it_is_not_told_of(self, host: FakeHost, admin: FakeAdmin, tmp_path: Path) -> None:
         (tmp_path / "master").write_text("x")
-        host.ensure_image(ImageRef("mine", "mine.qcow2", 10240), tmp_path / "master", progress=lambda percent: None)
-        host.ensure_disk(spec())
+        mine, theirs = (ImageRef(name, f"{name}.qcow2", 10240) for name in ("mine", "theirs"))
+        for image in (mine, theirs):
+            host.ensure_image(image, tmp_path / "master", progress=lambda percent: None)
+        host.drop_image(mine)
         host.withdraw()
-        assert admin.everything().images == {"mine.qcow2": 100}
-        host.erase(vm_id(1))
-        host.withdraw()
-        assert admin.everything().images == {}
+        assert admin.everything().images == {"theirs.qcow2": 100}
 
     def test_says_which_master_file_is_missing(self, host: FakeHost, tmp_path: Path) -> None:
         with pytest.raises(HostRefused, match=r"none\.qcow2"):
@@ -617,7 +617,8 @@ class TestItsMoods:
         admin.set_mood("mute", **QUICK)
         build(host, spec())
         host.ensure_running(vm_id(1))
-        assert host.wait_address(vm_id(1), spec().mac, NAT, seconds=0.2) is None
+        assert not host.wait_guest(vm_id(1), 0.2)
+        assert host.address(vm_id(1), spec().mac, NAT) is None
         assert host.look(vm_id(1)).power is Power.running
 
     def test_come_from_the_uri_first_and_from_the_admin_later(

@@ -292,7 +292,7 @@ class Hypervisor(Protocol):
         """The carver of this mode on this host."""
 
     def withdraw(self) -> None:
-        """Leave the host: remove our network and pool where nothing of anybody is left in them."""
+        """Leave the host: remove our network and pool where nothing is left in them; our images are dropped before."""
 
     def close(self) -> None:
         """Let go of the connection."""

@@ -232,7 +232,7 @@ class KvmHost:
             yield self._pool(connection)
 
     def _pool(self, connection: Any) -> Pool:
-        return Pool(connection, local=self._local, locks=self._ref.state_dir / self._ref.id)
+        return Pool(connection, host=self._ref.name, local=self._local, locks=self._ref.state_dir / self._ref.id)
 
     def _ours(self, connection: Any, vm_id: str) -> Any | None:
         """The VM's domain, None where there is none; a domain that another installation made is not touched."""

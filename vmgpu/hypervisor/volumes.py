@@ -9,13 +9,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import libvirt
 from defusedxml import ElementTree
 
 from vmgpu import render
-from vmgpu.errors import HostRefused
+from vmgpu.errors import HostRefused, ReasonCode, reason
 from vmgpu.hypervisor import ImageRef, Progress, VMSpec, transfer
 from vmgpu.hypervisor.connection import maybe
 from vmgpu.hypervisor.domain import CONSOLE, DISK, FLAT, SEED
@@ -44,8 +44,8 @@ class PoolFacts:
 class Pool:
     """Our pool on one open connection."""
 
-    def __init__(self, connection: Any, *, local: bool, locks: Path) -> None:
-        self._connection, self._local, self._locks = connection, local, locks
+    def __init__(self, connection: Any, *, host: str, local: bool, locks: Path) -> None:
+        self._connection, self._host, self._local, self._locks = connection, host, local, locks
         self._pool = _ready(connection)
 
     def facts(self) -> PoolFacts:
@@ -69,10 +69,10 @@ class Pool:
         with transfer.alone(self._locks / f"{_plain(image.volume)}.lock"):
             if self.has_image(image):
                 return
-            self._forget_image(image)
-            size = source.stat().st_size
-            volume = self._make(image.volume, capacity=size, format="raw")
-            with source.open("rb") as stream:
+            with _opened(source) as stream:
+                self._forget_image(image)
+                size = os.fstat(stream.fileno()).st_size
+                volume = self._make(image.volume, capacity=size, format="raw")
                 format = "qcow2" if stream.read(4) == _QCOW2 else "raw"
                 stream.seek(0)
                 sent = transfer.upload(volume, stream, size, transfer.Meter(progress, size, end=70))
@@ -80,7 +80,8 @@ class Pool:
             if found != sent:
                 volume.delete(0)
                 raise HostRefused(
-                    f"The copy of {image.volume} differs from its master", hint="It is copied again; check the disk."
+                    f"The copy of {image.volume} differs from its master",
+                    hint="Check the disks of the host and of this machine.",
                 )
             self._make(f"{image.volume}{_WHOLE}{format}", capacity=0, format="raw")
             progress(100)
@@ -108,7 +109,8 @@ class Pool:
             found.delete(0)
         format = self._image_format(spec.image)
         if format is None:
-            raise HostRefused(f"Image {spec.image.volume} is not on the host", hint="It is copied at the next try.")
+            gone = reason(ReasonCode.image_not_on_host, image=spec.image.volume, host=self._host)
+            raise HostRefused(gone.sentence(), hint=gone.cure(), reason=gone)
         self._make(
             name,
             capacity=max(spec.disk_gib * _GIB, spec.image.virtual_mib * _MIB),
@@ -133,11 +135,14 @@ class Pool:
             raise HostRefused("The VM has no disk on this host", hint="Reset the VM for a fresh disk.")
         part = target.with_name(f"{target.name}.part")
         source = Path(disk.path())
-        if self._local and os.access(source, os.R_OK):
-            transfer.convert(source, part, progress=progress)
-        else:
-            self._fetch_flat(vm_id, disk, part, progress=progress)
-        part.replace(target)
+        try:
+            if self._local and os.access(source, os.R_OK):
+                transfer.convert(source, part, progress=progress)
+            else:
+                self._fetch_flat(vm_id, disk, part, progress=progress)
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)  # it may be as large as the disk, and a capture that failed is not tried again
         progress(100)
 
     # seed and console
@@ -187,16 +192,10 @@ class Pool:
                 path.unlink(missing_ok=True)
 
     def withdraw(self) -> None:
-        """Remove the pool and the copied images in it, unless anything else lies there: a VM's file, or anybody's."""
+        """Remove the pool where it is empty: what lies in it is a VM's, or another installation's."""
         self._reread()
-        names = set(self._pool.listVolumes())
-        images = {name.rpartition(_WHOLE)[0] for name in names if _WHOLE in name}
-        if any(name not in images and name.rpartition(_WHOLE)[0] not in images for name in names):
+        if self._pool.listVolumes():
             return
-        for name in sorted(
-            names, key=lambda name: _WHOLE not in name
-        ):  # the marks first: an image without one is no copy
-            self._drop(name)
         self._pool.destroy()
         with suppress(libvirt.libvirtError):  # a folder that still holds something stays
             self._pool.delete(0)
@@ -254,6 +253,16 @@ class Pool:
                 self._pool.refresh(0)
                 return
             time.sleep(0.1)
+
+
+def _opened(master: Path) -> BinaryIO:
+    try:
+        return master.open("rb")
+    except OSError as error:
+        raise HostRefused(
+            f"The master {master} cannot be read here: {error.strerror}",
+            hint="Import or capture the image again; several processes of vmgpu need one and the same VMGPU_DATA_DIR.",
+        ) from error
 
 
 def _ready(connection: Any) -> Any:

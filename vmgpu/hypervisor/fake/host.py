@@ -75,11 +75,9 @@ class FakeHost(Hypervisor):
         return None
 
     def withdraw(self) -> None:
-        """Leave: the images go where no domain, disk or cut is left; the file stays, as the machine does."""
-        with self._line.changing("withdraw") as db:
-            tables = ("domains", "disks", "cuts")
-            if not any(db.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone() for table in tables):  # noqa: S608
-                db.execute("DELETE FROM images")
+        """Leave: the file stays, as the machine does, and what lies there is not ours to remove unasked."""
+        with self._line.changing("withdraw"):
+            pass
 
     def close(self) -> None:
         self._line.close()
@@ -121,7 +119,8 @@ class FakeHost(Hypervisor):
             if rows.has(db, "disks", spec.id):
                 return
             if rows.image_percent(db, spec.image.volume) != 100:
-                raise HostRefused(f"simulated: there is no volume {spec.image.volume}")
+                gone = reason(ReasonCode.image_not_on_host, image=spec.image.volume, host=self.ref.name)
+                raise HostRefused(f"simulated: there is no volume {spec.image.volume}", reason=gone)
             found = db.execute("SELECT content FROM images WHERE volume = ?", (spec.image.volume,)).fetchone()
             disk = (spec.id, spec.image.volume, spec.disk_gib, found["content"] if found else "")
             db.execute("INSERT INTO disks VALUES (?, ?, ?, ?)", disk)
@@ -277,10 +276,6 @@ class FakeHost(Hypervisor):
             if left <= 0 or row is None or row["power"] != Power.running:
                 return False
             self._line.wait(left if row["up_at"] is None else min(left, row["up_at"] - time.time()))
-
-    def wait_address(self, vm_id: str, mac: str, network: NetworkRef, *, seconds: float) -> str | None:
-        """The guest's address as soon as it has one, at most so long."""
-        return self.address(vm_id, mac, network) if self.wait_guest(vm_id, seconds) else None
 
     def guest_checked(self, vm_id: str, devices: Sequence[HostDevice]) -> tuple[bool, str]:
         """What SSH into the guest would find: whether it is ready, and its card: `seen`, or `none` if it has none.

@@ -15,7 +15,7 @@ from tests.worlds import CUT, DEVICE, NOON, PlayedWorld, a_view
 from vmgpu import guest
 from vmgpu.errors import HostRefused, HostUnreachable, ReasonCode, reason
 from vmgpu.hypervisor import Power
-from vmgpu.leases import lease, next_moment
+from vmgpu.leases import lease, next_moment, passed
 from vmgpu.lifecycle import ALWAYS, MOVES, STEPS, Fail, Hop, Nap, steer
 from vmgpu.models import CopyState, OnStop, VMState, Wanted
 from vmgpu.settings import Settings
@@ -563,10 +563,17 @@ class TestTheLease:
         assert news and news.changes == {"warned": ["1 d", "1 h", "10 m"]}
 
     def test_a_short_lease_is_not_warned_of_long_before(self) -> None:
-        vm = a_view(lease_seconds=2 * 3600, expires_at=NOON + 2 * HOURS)
+        already = passed(NOON + 2 * HOURS, NOON)
+        vm = a_view(expires_at=NOON + 2 * HOURS, warned=tuple(already))
         assert lease(vm, NOON + MINUTES, self.settings) is None
         news = lease(vm, NOON + HOURS, self.settings)
-        assert news and news.changes == {"warned": ["1 h"]}
+        assert news and news.changes == {"warned": ["1 d", "1 h"]}
+
+    def test_an_end_moved_far_away_is_warned_of_a_day_before(self) -> None:
+        assert passed(NOON + 3 * DAYS, NOON) == []
+        vm = a_view(expires_at=NOON + 3 * DAYS, lease_seconds=8 * 3600)
+        news = lease(vm, NOON + 2 * DAYS, self.settings)
+        assert news and news.changes == {"warned": ["1 d"]}
 
     def test_stops_the_vm_at_its_end_and_gives_the_slices_back(self) -> None:
         news = lease(a_view(expires_at=NOON), NOON, self.settings)
@@ -616,10 +623,10 @@ class TestTheNextMoment:
         ("given", "moment"),
         [
             ({}, None),
-            ({"expires_at": NOON + 8 * HOURS}, NOON + 7 * HOURS),
-            ({"expires_at": NOON + 8 * HOURS, "lease_seconds": 172800}, NOON - 16 * HOURS),
-            ({"expires_at": NOON + 8 * HOURS, "warned": ("1 h",)}, NOON + 8 * HOURS - 10 * MINUTES),
-            ({"expires_at": NOON + 8 * HOURS, "warned": ("1 h", "10 m")}, NOON + 8 * HOURS),
+            ({"expires_at": NOON + 8 * HOURS}, NOON - 16 * HOURS),
+            ({"expires_at": NOON + 8 * HOURS, "warned": ("1 d",)}, NOON + 7 * HOURS),
+            ({"expires_at": NOON + 8 * HOURS, "warned": ("1 d", "1 h")}, NOON + 8 * HOURS - 10 * MINUTES),
+            ({"expires_at": NOON + 8 * HOURS, "warned": ("1 d", "1 h", "10 m")}, NOON + 8 * HOURS),
             ({"expires_at": NOON, "delete_at": NOON + 7 * DAYS}, NOON + 6 * DAYS),
             ({"state": S.stopped, "keep_until": NOON + MINUTES}, NOON + MINUTES),
             ({"state": S.stopped, "keep_until": NOON + MINUTES, "holds": False}, None),
@@ -654,4 +661,4 @@ class TestTheNextMoment:
 def test_names_and_addresses_follow_from_the_id() -> None:
     assert a_view().mac == a_view(name="other").mac
     assert a_view().mac != a_view(id="22222222-2222-4222-8222-222222222222").mac
-    assert a_view().mac.startswith("52:54:00:")
+    assert a_view().mac.startswith("52:") and len(a_view().mac) == 17

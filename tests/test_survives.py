@@ -16,12 +16,26 @@ from sqlmodel import col, select
 
 from tests.factories import admin, make_database, make_settings
 from tests.worlds import House
-from vmgpu import crash, leases, lifecycle, outcomes, worker
+from vmgpu import crash, leases, lifecycle, machines, outcomes, views, vm_work, work, worker
 from vmgpu.db import Database, claim, next_number, setting, wake
-from vmgpu.errors import ReasonCode, VmgpuError
-from vmgpu.models import VM, Console, Event, Host, HostState, Image, ImageState, OnStop, VMState, Wanted, now
-from vmgpu.requests import CaptureRequest, ExtendRequest, HostChange, StopRequest
-from vmgpu.service import hosts, show, vms
+from vmgpu.errors import ReasonCode, Unavailable, VmgpuError
+from vmgpu.models import (
+    VM,
+    Console,
+    CopyState,
+    Event,
+    Host,
+    HostState,
+    Image,
+    ImageCopy,
+    ImageState,
+    OnStop,
+    VMState,
+    Wanted,
+    now,
+)
+from vmgpu.requests import CaptureRequest, ExtendRequest, HostChange, StopRequest, UserRequest
+from vmgpu.service import hosts, people, show, vms
 
 pytestmark = pytest.mark.slow
 
@@ -442,11 +456,10 @@ class TestLeases:
         house.reaches(S.gone)
         assert [e.kind for e in house.events() if e.kind not in ("state", "requested")] == [
             "lease_ended",
-            "grace_warning",
             "grace_ended",
         ]
 
-    @pytest.mark.parametrize("how", ["extend", "start"])
+    @pytest.mark.parametrize("how", ["extend", "start", "reset"])
     def test_come_back_in_the_grace(self, open_house: Open, how: str) -> None:
         house = open_house(grace=timedelta(seconds=60))
         house.host()
@@ -457,7 +470,7 @@ class TestLeases:
         if how == "extend":
             extended = vms.extend(house.db, house.settings, house.me, "s1", ExtendRequest(by="1h"))
             assert extended.delete_at is None
-        vms.start(house.db, house.me, "s1")
+        (vms.reset if how == "reset" else vms.start)(house.db, house.me, "s1")
         running = house.reaches(S.running)
         assert running.delete_at is None
         assert running.expires_at and running.expires_at > now() - timedelta(seconds=5)
@@ -494,6 +507,129 @@ class TestLeases:
         time.sleep(0.5)
         vm = house.vm()
         assert (vm.state, vm.wanted, vm.delete_at, len(house.slices())) == (S.running, Wanted.running, None, 1)
+
+
+class TestWhatASecondPairOfEyesFound:
+    def test_slices_are_not_kept_past_the_leases_end(self, house: House) -> None:
+        house.host()
+        house.request()
+        house.reaches(S.running)
+        with house.db.write() as session:
+            session.exec(select(VM)).one().delete_at = now() + timedelta(days=7)
+        stopped = vms.stop(house.db, house.me, "s1", StopRequest(slices=OnStop.keep))
+        assert stopped.stop_mode is OnStop.release
+
+    def test_who_gave_a_place_back_queues_behind_those_who_wait(self, house: House) -> None:
+        house.host()
+        for name in ("s1", "s2", "s3"):
+            house.request(name)
+        house.reaches(S.running, "s1")
+        house.reaches(S.running, "s2")
+        vms.stop(house.db, house.me, "s1", StopRequest(slices=OnStop.release))
+        vms.start(house.db, house.me, "s1")
+        house.reaches(S.running, "s3")
+        assert house.vm("s1").state is not S.running
+
+    def test_our_database_being_away_fails_nobody(self, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+        house.host()
+        plain = lifecycle.STEPS[S.building]
+        away: list[bool] = []
+
+        def once(vm: Any, world: Any) -> Any:
+            if not away:
+                away.append(True)
+                raise Unavailable("The database did not answer")
+            return plain.run(vm, world)
+
+        monkeypatch.setitem(lifecycle.STEPS, S.building, replace(plain, run=once))
+        house.request()
+        assert house.reaches(S.running).tries == 0 and away
+        assert S.failed not in {event.state for event in house.events()}
+
+    def test_the_thread_that_keeps_claims_outlives_any_error(
+        self, house: House, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def broken(*_: Any, **__: Any) -> None:
+            raise RuntimeError("no")
+
+        monkeypatch.setattr(worker, "keep_claims", broken)
+        monkeypatch.setattr(house.worker, "_give_up", broken)
+        time.sleep(2.5)
+        assert house.worker.alive
+
+    def test_a_step_given_up_cannot_reach_the_host_again(self, house: House) -> None:
+        house.host()
+        vm = house.request()
+        house.reaches(S.running)
+        job = work.Job(VM, vm.id, "gone", vm.host_id or "", given_up=True)
+        with house.db.read() as session:
+            view = views.view(session, house.vm(), installation="")
+        world = vm_work._world(house.worker._ground, job, view)
+        with pytest.raises(outcomes.TakenOver):
+            _ = world.host
+
+    def test_a_person_with_a_kept_console_can_go(self, house: House) -> None:
+        house.host()
+        people.add_user(house.db, house.me, UserRequest(name="ben"))
+        vm = house.request(owner="ben")
+        house.reaches(S.running)
+        with house.db.write() as session:
+            outcomes.keep_console(session, vm.id, b"hello")
+        vms.release(house.db, house.me, "ben/s1")
+        house.until(lambda: _gone(house, vm.id))
+        people.remove_user(house.db, house.me, "ben")
+
+    def test_who_waits_for_an_image_that_fails_is_told(self, house: House) -> None:
+        house.host()
+        house.request()
+        house.reaches(S.running)
+        image = vms.capture(house.db, house.settings, house.me, "s1", CaptureRequest(image="t/x:1"))
+        with house.db.write() as session:
+            row = session.get_one(Image, image.id)
+            row.state, row.due_at = ImageState.generalising, None
+        waits = house.request("s2", image="t/x:1")
+        with house.db.write() as session:
+            because = outcomes.reason(ReasonCode.capture_failed, detail="no room")
+            row = session.get_one(Image, image.id)
+            outcomes.apply_image(session, row, machines.ImageNews(ImageState.failed, because=because))
+            assert session.get_one(VM, waits.id).state is S.failed
+
+    def test_a_lost_copy_of_an_image_is_brought_again(self, house: House) -> None:
+        host = house.host()
+        vm = house.request()
+        house.reaches(S.running)
+        assert host
+        with house.db.write() as session:
+            outcomes.copy_again(session, session.get_one(VM, vm.id))
+        with house.db.read() as session:
+            assert session.exec(select(ImageCopy)).one().state in (CopyState.wanted, CopyState.ready)
+        house.until(lambda: _copy_state(house) is CopyState.ready)
+
+    def test_a_survey_that_is_refused_leaves_the_vms_their_host(self, house: House) -> None:
+        house.host()
+        house.request()
+        house.reaches(S.running)
+        with house.db.write() as session:
+            row = session.exec(select(Host)).one()
+            row.due_at = None
+            outcomes.survey_refused(
+                session, row, outcomes.reason(ReasonCode.survey_failed, host="h", detail="br0"), again=timedelta(days=1)
+            )
+        vms.stop(house.db, house.me, "s1", StopRequest())
+        house.reaches(S.stopped)
+        house.request("s2")
+        time.sleep(0.5)
+        assert house.vm("s2").state is S.pending
+
+
+def _gone(house: House, vm_id: str) -> bool:
+    with house.db.read() as session:
+        return session.get_one(VM, vm_id).state is S.gone
+
+
+def _copy_state(house: House) -> CopyState:
+    with house.db.read() as session:
+        return session.exec(select(ImageCopy)).one().state
 
 
 class TestWishes:

@@ -59,9 +59,14 @@ class Settings(BaseSettings):
     @field_validator("admin_token")
     @classmethod
     def _token(cls, value: str | None) -> str | None:
-        if value is not None and (len(value) < 16 or not value.isprintable()):
-            raise ValueError("VMGPU_ADMIN_TOKEN must be 16 or more printable characters")
-        return value
+        if value is None:
+            return None
+        token = value.strip(" ")  # HTTP drops blanks at a header's end, so they are no part of it on either side
+        if len(token) < 16 or not token.isprintable():
+            raise ValueError(
+                "VMGPU_ADMIN_TOKEN must be 16 or more printable characters, blanks at its ends not counted"
+            )
+        return token
 
     @property
     def url(self) -> str:

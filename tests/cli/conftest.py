@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,13 @@ Run = Callable[..., Said]
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A server of its own for each module of tests."""
-    settings = factories.make_settings(tmp_path_factory.mktemp("service"))
+    with serving(factories.make_settings(tmp_path_factory.mktemp("service"))) as made:
+        yield made
+
+
+@contextmanager
+def serving(settings: Settings) -> Iterator[Service]:
+    """A server on a database of its own, for as long as the block."""
     db = factories.make_database(settings)
     server = uvicorn.Server(uvicorn.Config(create_app(db, settings), port=0, log_config=None, ws="none"))
     started = threading.Event()

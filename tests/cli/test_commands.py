@@ -6,15 +6,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests import factories
-from tests.cli.conftest import Run, Service
+from tests.cli.conftest import Run, Service, serving
 from vmgpu.cli import desk as desk_module
 from vmgpu.cli import host as host_module
 from vmgpu.cli import image as image_module
 from vmgpu.cli.ssh import ssh_arguments
+from vmgpu.errors import SetupError
 from vmgpu.models import VM, VMState
+from vmgpu.settings import read_settings
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -79,6 +82,33 @@ def test_the_token_comes_from_the_environment_else_from_the_data_folder(
     assert said.code == 1 and "VMGPU_TOKEN" in said.err
     (tmp_path / desk_module.TOKEN_FILE).write_text(factories.ADMIN_TOKEN + "\n")
     assert run("vm", "list", VMGPU_URL=service.url, VMGPU_DATA_DIR=str(tmp_path)).code == 0
+
+
+@pytest.mark.parametrize(
+    "token", ["ä…€😀 and what is à", "  sixteen and blanks  ", '%41 %C3%A4 + "quoted"', "über-sechzehn-Zeichen"]
+)
+def test_the_admins_token_is_any_printable_text(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    monkeypatch.setenv("VMGPU_ADMIN_TOKEN", token)
+    with serving(read_settings(data_dir=tmp_path, log="text")) as made:
+        assert run("vm", "list", VMGPU_URL=made.url, VMGPU_TOKEN=token).code == 0
+        other = run("vm", "list", "--json", VMGPU_URL=made.url, VMGPU_TOKEN=f"{token}x")
+        assert other.error["code"] == "unauthenticated"
+
+
+def test_a_client_that_writes_latin_1_is_understood(tmp_path: Path) -> None:
+    token = "über-sechzehn-Zeichen"
+    with serving(factories.make_settings(tmp_path, admin_token=token)) as made:
+        for sent in (token.encode("latin-1"), token.encode()):
+            header = {b"Authorization": b"Bearer " + sent}
+            assert httpx.get(f"{made.url}/api/v1/whoami", headers=header).status_code == 200
+
+
+def test_blanks_are_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VMGPU_ADMIN_TOKEN", "fifteen letters" + " " * 9)
+    with pytest.raises(SetupError, match="blanks at its ends not counted"):
+        read_settings()
 
 
 def test_what_is_hidden_here_is_what_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:

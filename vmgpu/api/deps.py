@@ -50,9 +50,10 @@ class _Secret(SecurityBase):
         self.scheme_name = "token"
 
     async def __call__(self, connection: HTTPConnection) -> tuple[str, TokenKind]:
-        scheme, _, token = connection.headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and token.strip():
-            return token.strip(), TokenKind.api
+        scheme, _, sent = connection.headers.get("authorization", "").partition(" ")
+        token = _text(sent).strip(" ")
+        if scheme.lower() == "bearer" and token:
+            return token, TokenKind.api
         cookie = connection.cookies.get(SESSION_COOKIE)
         if not cookie:
             raise Unauthenticated(
@@ -60,6 +61,14 @@ class _Secret(SecurityBase):
             )
         _refuse_other_sites(connection)
         return cookie, TokenKind.session
+
+
+def _text(sent: str) -> str:
+    # headers are bytes, read as Latin-1; we and most clients write UTF-8 there, and some write Latin-1 indeed
+    try:
+        return sent.encode("latin-1").decode()
+    except UnicodeDecodeError:
+        return sent
 
 
 def _me(db: Db, secret: Annotated[tuple[str, TokenKind], Depends(_Secret())]) -> Actor:

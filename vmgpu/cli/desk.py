@@ -108,7 +108,9 @@ class Desk:
                 raise Refused(
                     {"code": "invalid", "message": f"{self.url!r} is no address", "hint": "Like http://127.0.0.1:8000."}
                 )
-            headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+            # as bytes: httpx takes text for ASCII; without the blanks at its ends, which no header can carry
+            token = (self._token or "").strip(" ").encode(errors="surrogateescape")
+            headers = {b"Authorization": b"Bearer " + token} if token else {}
             self._client = httpx.Client(
                 base_url=self.url.rstrip("/"),
                 headers=headers,

@@ -36,7 +36,7 @@ class Api:
         self._pulse = pulse
         self._http = httpx.Client(
             base_url=f"{url}/api/v1/",
-            headers={"Authorization": f"Bearer {token}"},
+            headers={b"Authorization": b"Bearer " + token.encode()},  # as text it would have to be ASCII
             timeout=httpx.Timeout(60, read=330),  # some answers are waited for by the service itself, up to 300 s
             trust_env=False,  # no proxy leads to this machine
         )

@@ -15,6 +15,10 @@ from starlette.responses import Response
 Out = TypeVar("Out", bound=BaseModel)
 Found = TypeVar("Found")
 
+# Whoever waits keeps a handler's thread meanwhile: most of those are for callers who do not wait.
+WAITERS = 8
+_WAITERS = threading.BoundedSemaphore(WAITERS)
+
 PREFIX = "/api/v1"
 Wait = Annotated[float, Query(ge=0, le=300, description="Seconds to wait for the end before answering")]
 
@@ -31,11 +35,16 @@ def items(kind: type[Out], rows: Sequence[Out], *, status: int = 200) -> Respons
 
 
 def until(look: Callable[[], Found | None], seconds: float, stopping: threading.Event) -> Found | None:
-    """What `look` finds, as soon as it finds something; None when the time is over or the service ends."""
+    """What `look` finds, as soon as it finds something; None when time is over, too many wait or the service ends."""
     end = time.monotonic() + seconds
-    while (found := look()) is None and time.monotonic() < end and not stopping.wait(0.15):
-        pass
-    return found
+    if (found := look()) is not None or seconds <= 0 or not _WAITERS.acquire(blocking=False):
+        return found
+    try:
+        while time.monotonic() < end and not stopping.wait(0.15) and (found := look()) is None:
+            pass
+        return found
+    finally:
+        _WAITERS.release()
 
 
 @lru_cache(maxsize=32)

@@ -139,10 +139,19 @@ class VMRequest(Body):
     lease: Span | None = Field(default=None, description="How long, from the moment it has its place")
     on_stop: OnStop | None = Field(default=None, description="What a stop does with the slices; else the flavor's way")
 
+    @model_validator(mode="after")
+    def _short_enough(self) -> VMRequest:
+        if not _HOSTNAME.fullmatch(longest := self._name(self.count)):
+            raise ValueError(f"a VM name has at most 63 characters, and {longest} is {len(longest)} long")
+        return self
+
     def names(self) -> list[str]:
         """The name of each VM; numbers are added where the pattern has none."""
+        return [self._name(number) for number in range(1, self.count + 1)]
+
+    def _name(self, number: int) -> str:
         pattern = self.name if "{n}" in self.name or self.count == 1 else f"{self.name}-{{n}}"
-        return [pattern.replace("{n}", str(number)) for number in range(1, self.count + 1)]
+        return pattern.replace("{n}", str(number))
 
 
 class StopRequest(Body):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests import factories
 from tests.api.conftest import House, open_house
 from vmgpu.api.envelope import MAX_BODY
+from vmgpu.requests import VMRequest
 
 NAMES = ["", " ", "a b", 'a"b', "<b>x</b>", "a\nb", "a\0b", "\U0001f600", "../x", "x" * 10_000, "{n}{n}", "Ä", "\ud800"]
 
@@ -60,6 +61,17 @@ def test_names_that_are_none(open_one: House, name: str) -> None:
     _must_refuse(open_one, "POST", "/hosts?wait=0", {"name": "h9", "uri": "qemu:///system", "host_key": name})
     _must_refuse(open_one, "POST", "/vms/s1/snapshot", {"image": name})
     _must_refuse(open_one, "POST", "/keys", {"keys": name})
+
+
+@pytest.mark.parametrize(("name", "count"), [("x" * 63, 2), ("x" * 60 + "{n}", 1000), ("x" * 61, 10)])
+def test_names_that_grow_too_long_by_their_number(open_one: House, name: str, count: int) -> None:
+    _must_refuse(open_one, "POST", "/vms", {"name": name, "count": count, "flavor": "small", "image": "base"})
+
+
+@pytest.mark.parametrize(("name", "count"), [("x" * 63, 1), ("x" * 60 + "{n}", 999), ("x" * 61, 9)])
+def test_names_with_their_numbers_may_be_63_long(name: str, count: int) -> None:
+    made = VMRequest(name=name, count=count, flavor="small", image="base").names()
+    assert len(made) == len(set(made)) == count and len(made[-1]) == 63
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from sqlmodel import select
 
 from tests import factories
 from tests.api.conftest import Caller, House
 from vmgpu.api.deps import SESSION_COOKIE
+from vmgpu.errors import ReasonCode, reason
+from vmgpu.models import Gpu, Host
 from vmgpu.service import people
 
 VERBS = ("stop", "start", "reboot", "reset", "extend", "snapshot", "release")
@@ -63,6 +66,20 @@ def test_others_see_the_fleet_but_neither_names_nor_doors(house: House, trio: tu
     assert carl.get("/hosts").json()["items"][0]["uri"] == ""
     assert carl.get("/hosts/h1").json()["facts"] is None
     assert house.admin.get("/hosts/h1").json()["uri"] == "qemu:///system"
+
+
+def test_what_is_wrong_with_a_host_or_a_card_is_an_admins_to_know(
+    house: House, trio: tuple[Caller, Caller, Caller]
+) -> None:
+    held = reason(ReasonCode.card_held_open, gpu="g", pid=4711, command="secret-job")
+    away = reason(ReasonCode.host_unreachable, host="h1", detail="secret-job of root@10.0.0.1")
+    with house.db.write() as session:
+        host, gpu = session.exec(select(Host)).one(), session.exec(select(Gpu)).one()
+        host.reason = away.as_dict()
+        gpu.reason, gpu.facts = held.as_dict(), {**gpu.facts, "refusals": {"passthrough": held.sentence()}}
+    for path in ("/hosts", "/hosts/h1", "/gpus", f"/gpus/{gpu.id}"):
+        assert "secret-job" in house.admin.get(path).text, path
+        assert "secret-job" not in trio[2].get(path).text, path
 
 
 def test_what_is_an_admins(house: House, trio: tuple[Caller, Caller, Caller]) -> None:

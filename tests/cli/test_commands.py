@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import httpx
@@ -16,7 +17,7 @@ from vmgpu.cli import host as host_module
 from vmgpu.cli import image as image_module
 from vmgpu.cli.ssh import ssh_arguments
 from vmgpu.errors import SetupError
-from vmgpu.models import VM, VMState
+from vmgpu.models import VM, Host, Image, VMState
 from vmgpu.settings import read_settings
 
 
@@ -153,6 +154,28 @@ def test_a_host_that_is_not_surveyed_is_exit_code_1(vmgpu: Run) -> None:
     assert vmgpu("host", "drain", "f1", "--off", "--json").json["draining"] is False
     assert vmgpu("host", "set", "f1", "--overcommit", "2", "--json").json["overcommit"] == 2
     assert vmgpu("host", "remove", "f1", "--wait", "0", "--json").json["state"] == "removing"
+
+
+def test_what_is_not_gone_in_time_is_not_said_to_be_gone(vmgpu: Run, service: Service) -> None:
+    vmgpu("host", "add", "f2", "fake://1xA100-40GB", "--wait", "0")
+    factories.make_image(service.db, "old")
+    for noun, name, kind in (("host", "f2", Host), ("image", "old", Image)):
+        asked = vmgpu(noun, "remove", name, "--wait", "0")
+        assert asked.code == 0 and "is being" in asked.out, asked
+        late = vmgpu(noun, "remove", name, "--wait", "0.3")
+        assert late.code == 1 and "is not gone after 0.3 s" in late.err and "is being" in late.out, late
+        as_json = vmgpu(noun, "remove", name, "--wait", "0.3", "--json")
+        assert as_json.json["name"] == name and as_json.error["code"] == "timeout"
+
+        def forget(kind: type[Host | Image] = kind, id_: str = as_json.json["id"]) -> None:
+            with service.db.write() as session:
+                session.delete(session.get_one(kind, id_))
+
+        leaving = threading.Timer(0.5, forget)  # as a worker does, of which there is none here
+        leaving.start()
+        done = vmgpu(noun, "remove", name, "--wait", "60")
+        leaving.join()
+        assert done.code == 0 and ("is let go" in done.out or "is removed" in done.out), done
 
 
 def test_a_host_key_is_read_from_what_ssh_keyscan_prints(tmp_path: Path) -> None:

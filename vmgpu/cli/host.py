@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from vmgpu.cli import say
+from vmgpu.cli import say, watch
 from vmgpu.cli.desk import Desk, Refused, verb
 
 
@@ -81,8 +81,8 @@ def show(desk: Desk, name: str) -> None:
 def remove(desk: Desk, name: str, yes: bool, wait: float) -> None:
     """Let a host go; refused while it holds VMs."""
     desk.sure(f"Let host {name} go?", yes=yes)
-    gone = desk.delete("hosts", name, wait=wait)
-    desk.done(gone, lambda: click.echo(f"Host {name} is let go."))
+    row = desk.delete("hosts", name, wait=wait)
+    watch.gone(desk, "hosts", row, wait=wait, done=f"Host {name} is let go.", going=f"Host {name} is being let go.")
 
 
 @verb(host, "drain")

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from vmgpu.cli import say
+from vmgpu.cli import say, watch
 from vmgpu.cli.desk import Desk, verb
 
 _PIECE = 1024 * 1024
@@ -47,8 +47,10 @@ def show(desk: Desk, name: str) -> None:
 @click.option("--wait", default=60.0, show_default=True, help="Seconds to wait until every host has let go of it.")
 def remove(desk: Desk, name: str, wait: float) -> None:
     """Delete an image; refused while a VM's disk stands on it."""
-    gone = desk.delete("images", name, wait=wait)
-    desk.done(gone, lambda: click.echo(f"Image {name} is removed."))
+    row = desk.delete("images", name, wait=wait)
+    watch.gone(
+        desk, "images", row, wait=wait, done=f"Image {name} is removed.", going=f"Image {name} is being removed."
+    )
 
 
 @verb(image, "import")

@@ -53,6 +53,25 @@ def image(desk: Desk, id_: str, *, timeout: str | None) -> dict[str, Any]:
     return last
 
 
+def gone(desk: Desk, noun: str, row: dict[str, Any], *, wait: float, done: str, going: str) -> None:
+    """Answer a removal: `done` where the row is gone, else `going`. Raises Refused where it was waited for in vain."""
+    left = _is_gone(desk, noun, row["id"])
+    desk.done(row, lambda: click.echo(done if left else going))
+    if wait > 0 and not left:
+        hint = f"It goes on without you: look with vmgpu {noun.removesuffix('s')} list."
+        raise Refused({"code": "timeout", "message": f"{row['name']} is not gone after {wait:g} s", "hint": hint})
+
+
+def _is_gone(desk: Desk, noun: str, id_: str) -> bool:
+    try:
+        desk.get(noun, id_)
+    except Refused as no:
+        if no.code == "not_found":
+            return True
+        raise
+    return False
+
+
 def _until(look: Callable[[], bool], timeout: str | None) -> None:
     end = time.monotonic() + (parse_duration(timeout).total_seconds() if timeout else float("inf"))
     while not look():

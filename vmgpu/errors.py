@@ -117,8 +117,6 @@ class ReasonCode(StrEnum):
     # what a step is doing or waiting for
     carving = "carving"
     uploading_image = "uploading_image"
-    making_disk = "making_disk"
-    starting_domain = "starting_domain"
     waiting_address = "waiting_address"
     waiting_ssh = "waiting_ssh"
     waiting_cloud_init = "waiting_cloud_init"
@@ -214,8 +212,6 @@ _WORDS: Mapping[ReasonCode, tuple[str, str]] = {
     ),
     ReasonCode.carving: ("Cutting {profile}", ""),
     ReasonCode.uploading_image: ("Copying image {image} to host {host}: {percent} %", ""),
-    ReasonCode.making_disk: ("Making the disk and the seed", ""),
-    ReasonCode.starting_domain: ("Starting the virtual machine", ""),
     ReasonCode.waiting_address: ("Waiting for the guest's address", ""),
     ReasonCode.waiting_ssh: ("Waiting for SSH at {address}", ""),
     ReasonCode.waiting_cloud_init: ("Waiting for cloud-init to end", ""),

@@ -22,7 +22,7 @@ from vmgpu import guest, sshkeys
 from vmgpu.errors import HostRefused, HostUnreachable
 from vmgpu.hypervisor import HostRef, ImageRef, Power
 from vmgpu.hypervisor.kvm import KvmHost
-from vmgpu.hypervisor.remote import Tunnel, libvirt_uri, offered_key
+from vmgpu.hypervisor.remote import Tunnel, libvirt_uri
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBp7U1w0bXh0bXh0bXh0bXh0bXh0bXh0bXh0bXh0bXh0"
 
@@ -160,12 +160,6 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
             time.sleep(0.05)
         yield Sshd(port, folder / "login", " ".join((folder / "host.pub").read_text().split()[:2]))
         server.terminate()
-
-
-def test_a_host_shows_the_key_to_pin(sshd: Sshd) -> None:
-    assert offered_key(sshd.uri) == sshd.host_key
-    with pytest.raises(HostUnreachable):
-        offered_key("qemu+ssh://root@127.0.0.1:1/system")
 
 
 def test_a_channel_reaches_what_only_the_host_reaches(sshd: Sshd, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import socket
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -40,22 +39,6 @@ def libvirt_uri(ref: HostRef) -> str:
     wanted = {name: value for name, value in parse_qsl(parts.query) if name not in ("command", "no_tty")}
     query = urlencode({**wanted, "command": str(client), "no_tty": "1"}, quote_via=quote, safe="/")
     return parts._replace(query=query).geturl()
-
-
-def offered_key(uri: str) -> str:
-    """The host key that a host shows now, as `type base64`: to be compared by a person, then pinned."""
-    account = _account(uri)
-    try:
-        with socket.create_connection((account.host, account.port), CONNECT_SECONDS) as plain:
-            transport = paramiko.Transport(plain)
-            try:
-                transport.start_client(timeout=CONNECT_SECONDS)
-                key = transport.get_remote_server_key()
-            finally:
-                transport.close()
-    except (OSError, EOFError, paramiko.SSHException) as error:
-        raise HostUnreachable(f"{account.host}: {error}", hint="Is an SSH server running there?") from error
-    return f"{key.get_name()} {key.get_base64()}"
 
 
 class Tunnel:

@@ -61,3 +61,17 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="cannot be written") as refusal:
         cache.ensure(tmp_path / "shelf" / "image", lambda made: made.touch())
     assert "VMGPU_CACHE_DIR" in refusal.value.hint
+
+
+def test_a_program_prints_the_path_or_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def build(progress: cache.Progress) -> Path:
+        progress("half way")
+        return tmp_path
+
+    def broken(progress: cache.Progress) -> Path:
+        raise SetupError("the disk is full", hint="Free some.")
+
+    assert cache.show("an image", build) == 0
+    assert capsys.readouterr() == (f"{tmp_path}\n", "an image: half way\n")
+    assert cache.show("an image", broken) == 1
+    assert capsys.readouterr() == ("", "error: the disk is full\nFree some.\n")

@@ -6,12 +6,13 @@ import fcntl
 import hashlib
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vmgpu.errors import SetupError
+from vmgpu.errors import SetupError, VmgpuError
 
 Progress = Callable[[str], None]
 
@@ -74,3 +75,13 @@ def locked(target: Path) -> Iterator[None]:
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def show(name: str, build: Callable[..., Path]) -> int:
+    """Print the path of what `build` gives, and on stderr what it says meanwhile; the program's exit code."""
+    try:
+        print(build(progress=lambda text: print(f"{name}: {text}", file=sys.stderr, flush=True)))
+    except VmgpuError as error:
+        print(f"error: {error.message}\n{error.hint}", file=sys.stderr)
+        return 1
+    return 0

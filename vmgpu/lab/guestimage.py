@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from vmgpu.errors import SetupError, VmgpuError
+from vmgpu.errors import SetupError
 from vmgpu.lab import cache, disk, recipe
 from vmgpu.lab.cache import Progress, quiet
 from vmgpu.lab.programs import need_programs, need_root, run
@@ -164,15 +164,5 @@ def _link(path: Path, target: str) -> None:
     path.symlink_to(target)
 
 
-def main() -> int:
-    """Print the image's path, building it first if need be."""
-    try:
-        print(ensure_guest_image(progress=lambda text: print(f"guest image: {text}", file=sys.stderr, flush=True)))
-    except VmgpuError as error:
-        print(f"error: {error.message}\n{error.hint}", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cache.show("guest image", ensure_guest_image))

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from vmgpu.errors import SetupError, VmgpuError
+from vmgpu.errors import SetupError
 from vmgpu.lab import cache, disk
 from vmgpu.lab.cache import Progress, quiet
 from vmgpu.lab.guestimage import ensure_guest_kernel
@@ -197,15 +197,5 @@ def _with_needs(names: Iterable[str], modules: Path) -> Iterator[Path]:
                     yield modules / path
 
 
-def main() -> int:
-    """Print the image's path, building it first if need be."""
-    try:
-        print(ensure_tiny_image(progress=lambda text: print(f"tiny guest: {text}", file=sys.stderr, flush=True)))
-    except VmgpuError as error:
-        print(f"error: {error.message}\n{error.hint}", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cache.show("tiny guest", ensure_tiny_image))

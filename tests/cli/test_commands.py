@@ -12,6 +12,7 @@ import pytest
 
 from tests import factories
 from tests.cli.conftest import Run, Service, serving
+from vmgpu.api import answers
 from vmgpu.cli import desk as desk_module
 from vmgpu.cli import host as host_module
 from vmgpu.cli import image as image_module
@@ -156,7 +157,11 @@ def test_a_host_that_is_not_surveyed_is_exit_code_1(vmgpu: Run) -> None:
     assert vmgpu("host", "remove", "f1", "--wait", "0", "--json").json["state"] == "removing"
 
 
-def test_what_is_not_gone_in_time_is_not_said_to_be_gone(vmgpu: Run, service: Service) -> None:
+@pytest.mark.parametrize("waiters", [answers.WAITERS, 0])
+def test_what_is_not_gone_in_time_is_not_said_to_be_gone(
+    vmgpu: Run, service: Service, monkeypatch: pytest.MonkeyPatch, waiters: int
+) -> None:
+    monkeypatch.setattr(answers, "_WAITERS", threading.Semaphore(waiters))
     vmgpu("host", "add", "f2", "fake://1xA100-40GB", "--wait", "0")
     factories.make_image(service.db, "old")
     for noun, name, kind in (("host", "f2", Host), ("image", "old", Image)):

@@ -81,8 +81,7 @@ def show(desk: Desk, name: str) -> None:
 def remove(desk: Desk, name: str, yes: bool, wait: float) -> None:
     """Let a host go; refused while it holds VMs."""
     desk.sure(f"Let host {name} go?", yes=yes)
-    row = desk.delete("hosts", name, wait=wait)
-    watch.gone(desk, "hosts", row, wait=wait, done=f"Host {name} is let go.", going=f"Host {name} is being let go.")
+    watch.gone(desk, "hosts", name, wait=wait, done=f"Host {name} is let go.", going=f"Host {name} is being let go.")
 
 
 @verb(host, "drain")

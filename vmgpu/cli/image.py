@@ -47,9 +47,8 @@ def show(desk: Desk, name: str) -> None:
 @click.option("--wait", default=60.0, show_default=True, help="Seconds to wait until every host has let go of it.")
 def remove(desk: Desk, name: str, wait: float) -> None:
     """Delete an image; refused while a VM's disk stands on it."""
-    row = desk.delete("images", name, wait=wait)
     watch.gone(
-        desk, "images", row, wait=wait, done=f"Image {name} is removed.", going=f"Image {name} is being removed."
+        desk, "images", name, wait=wait, done=f"Image {name} is removed.", going=f"Image {name} is being removed."
     )
 
 

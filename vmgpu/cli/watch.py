@@ -53,9 +53,13 @@ def image(desk: Desk, id_: str, *, timeout: str | None) -> dict[str, Any]:
     return last
 
 
-def gone(desk: Desk, noun: str, row: dict[str, Any], *, wait: float, done: str, going: str) -> None:
-    """Answer a removal: `done` where the row is gone, else `going`. Raises Refused where it was waited for in vain."""
-    left = _is_gone(desk, noun, row["id"])
+def gone(desk: Desk, noun: str, name: str, *, wait: float, done: str, going: str) -> None:
+    """Remove and answer: `done` where it is gone, else `going`. Raises Refused where it was waited for in vain."""
+    end = time.monotonic() + wait
+    row = desk.delete(noun, name, wait=wait)
+    # where many wait already, the service answers at once
+    while not (left := _is_gone(desk, noun, row["id"])) and time.monotonic() < end:
+        time.sleep(_PAUSE)
     desk.done(row, lambda: click.echo(done if left else going))
     if wait > 0 and not left:
         hint = f"It goes on without you: look with vmgpu {noun.removesuffix('s')} list."

@@ -108,7 +108,7 @@ def _step(ground: Ground, job: Job, view: views.VMView) -> Outcome:
         if because.code is ReasonCode.image_not_on_host:
             with ground.db.write() as session:
                 outcomes.copy_again(session, outcomes.held(session, VM, job.row_id, job.token))
-            return Nap(None, because)
+            return Nap(None, reason(because.code, image=view.image_name, host=view.host_name))
         return _refused(ground, view, because)
     except outcomes.TakenOver:
         raise

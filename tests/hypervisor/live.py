@@ -61,9 +61,16 @@ def stop_daemon() -> list[str]:
     pid = daemon_pid()
     command = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode().split("\0")
     os.kill(pid, signal.SIGKILL)
-    stat = Path(f"/proc/{pid}/stat")
-    wait_for(lambda: not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z")
+    wait_for(lambda: is_over(pid))
     return command
+
+
+def is_over(pid: int) -> bool:
+    """Whether a process has ended; one that nobody has asked for its end yet counts."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):  # it may go while it is read
+        return True
 
 
 def start_daemon(command: list[str]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.hypervisor.live import wait_for
 from vmgpu.errors import HostRefused, Invalid, SetupError
 from vmgpu.hypervisor import guestfish
 from vmgpu.hypervisor.generalise import generalise, what_remains
@@ -145,11 +146,15 @@ def test_time_that_is_over_ends_the_tool_and_its_appliance(
     with pytest.raises(HostRefused, match="took too long"):
         generalise(used, accel="tcg", users=(), seconds=3)
     assert not list(tmp_path.glob("vmgpu-guestfish-*"))
-    wanted, running = f"LIBGUESTFS_TMPDIR={tmp_path}".encode(), []
+    wait_for(lambda: not _running_for(tmp_path), within=10)  # killed, the appliance takes a moment to go
+
+
+def _running_for(folder: Path) -> list[Path]:
+    wanted, running = f"LIBGUESTFS_TMPDIR={folder}".encode(), []
     for each in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             running += [each] if wanted in each.read_bytes() else []
-    assert running == []
+    return running
 
 
 @REAL

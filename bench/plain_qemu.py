@@ -16,7 +16,7 @@ from xml.etree.ElementTree import Element
 import libvirt
 from defusedxml import ElementTree
 
-from bench.guests import FLAVOR, URI, Addresses, Lab, arrive, make_key
+from bench.guests import FLAVOR, URI, Addresses, Arrival, Lab, arrive, make_key
 from vmgpu import render
 from vmgpu.hypervisor.seed_iso import seed_iso
 
@@ -39,11 +39,15 @@ class Likeness:
 
 @dataclass(frozen=True)
 class Boot:
-    """One start, in seconds from the beginning of its script: QEMU's process, the address, the first login."""
+    """One start, in seconds from its beginning: QEMU's process, the address, the first login.
+
+    `processor`: the seconds that QEMU had of the processors until then, which other work on the machine hardly changes.
+    """
 
     qemu: float
     address: float
     login: float
+    processor: float
 
 
 def likeness(vm_id: str) -> Likeness:
@@ -123,7 +127,7 @@ class Guest:
             host_key=self._host_key.with_suffix(".pub").read_text().strip(),
             began=began,
         )
-        return Boot(started_at(self._qemu.pid) - began, arrival.address, arrival.login)
+        return booted(self._qemu.pid, arrival, began)
 
     def erase(self) -> None:
         """Kill it and remove what it had."""
@@ -177,10 +181,12 @@ class Guest:
         return ["qemu-system-x86_64", *(word for line in flags for word in line.split())]
 
 
-def started_at(pid: int) -> float:
-    """When a process began, on the clock of time.monotonic()."""
-    ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    return ticks / _CLOCK_TICK - time.clock_gettime(time.CLOCK_BOOTTIME) + time.monotonic()
+def booted(pid: int, arrival: Arrival, began: float) -> Boot:
+    """A start whose guest somebody has just logged in to; `pid` is its QEMU."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    user, system, started = (int(fields[at]) / _CLOCK_TICK for at in (11, 12, 19))
+    since_boot = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
+    return Boot(started - since_boot - began, arrival.address, arrival.login, user + system)
 
 
 def _said(tree: Element, path: str, name: str) -> str:

@@ -384,9 +384,10 @@ def _console_says_done(vm: VMView, world: World) -> bool:
     patience = timedelta(seconds=15 if vm.accel == "kvm" else 90)
     if world.now - vm.state_since > patience:
         return True
+    # the agent is there only in this boot; what the console says of an earlier one counts for nothing before
     until = time.monotonic() + 10
-    while not _DONE.search(world.host.console(vm.id, 16 * 1024)):
-        if time.monotonic() > until or not world.host.wait_guest(vm.id, 5):
+    while not (world.host.wait_guest(vm.id, 5) and _DONE.search(world.host.console(vm.id, 16 * 1024))):
+        if time.monotonic() > until:
             return False
         time.sleep(0.5)
     return True

@@ -113,16 +113,18 @@ def reboot() -> None:
     for vm_id in qemus():
         os.kill(qemu_pid(vm_id), signal.SIGKILL)
     command = stop_daemon()
-    for pid_file in Path("/run/libvirt/network").glob("*.pid"):
-        with suppress(ProcessLookupError):
-            os.kill(int(pid_file.read_text()), signal.SIGKILL)
-    for bridge in bridges:
-        subprocess.run(["ip", "link", "delete", bridge], check=True)
-    for folder in ("network", "qemu", "storage"):
-        for path in Path("/run/libvirt", folder).rglob("*"):
-            if path.is_file():
-                path.unlink()
-    start_daemon(command)
+    try:
+        for pid_file in Path("/run/libvirt/network").glob("*.pid"):
+            with suppress(ProcessLookupError):
+                os.kill(int(pid_file.read_text()), signal.SIGKILL)
+        for bridge in bridges:
+            subprocess.run(["ip", "link", "delete", bridge], check=True)
+        for folder in ("network", "qemu", "storage"):
+            for path in Path("/run/libvirt", folder).rglob("*"):
+                if path.is_file():
+                    path.unlink()
+    finally:
+        start_daemon(command)  # whatever goes wrong here, the other tests keep their libvirtd
 
 
 @contextmanager

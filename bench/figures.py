@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import sys
 import traceback
@@ -51,8 +52,8 @@ class Report:
         print(text, file=sys.stderr if self._as_json else sys.stdout, flush=True)
 
     def step(self, text: str) -> None:
-        """What is being done now, for those who wait."""
-        print(f"  {text}", file=sys.stderr, flush=True)
+        """What is being done now, for those who wait, and the load meanwhile."""
+        print(f"  {text} (load {os.getloadavg()[0]:.1f})", file=sys.stderr, flush=True)
 
     def end(self) -> int:
         """The table of all figures; the exit code is 1 where a bar was missed, or where nothing was measured."""
@@ -74,6 +75,7 @@ def main(description: str, measure: Measure, parser: argparse.ArgumentParser) ->
     parser.add_argument("--quick", action="store_true", help="the smallest run that shows that the bench works")
     options = parser.parse_args()
     report = Report(as_json=options.json)
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))  # so that nothing is left behind
     try:
         measure(report, options)
     except VmgpuError as broken:

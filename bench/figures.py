@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from types import FrameType
 
 from vmgpu.errors import VmgpuError
 
@@ -75,7 +76,7 @@ def main(description: str, measure: Measure, parser: argparse.ArgumentParser) ->
     parser.add_argument("--quick", action="store_true", help="the smallest run that shows that the bench works")
     options = parser.parse_args()
     report = Report(as_json=options.json)
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))  # so that nothing is left behind
+    signal.signal(signal.SIGTERM, _end)
     try:
         measure(report, options)
     except VmgpuError as broken:
@@ -90,6 +91,12 @@ def main(description: str, measure: Measure, parser: argparse.ArgumentParser) ->
 def spread(values: Sequence[float]) -> tuple[float, float, float]:
     """Median, smallest and largest, as tables show them."""
     return statistics.median(values), min(values), max(values)
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    """End like by an exception, so that nothing is left behind; a second signal would cut that off."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 def _verdict(met: bool | None) -> str:

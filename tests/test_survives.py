@@ -519,17 +519,6 @@ class TestWhatASecondPairOfEyesFound:
         stopped = vms.stop(house.db, house.me, "s1", StopRequest(slices=OnStop.keep))
         assert stopped.stop_mode is OnStop.release
 
-    def test_who_gave_a_place_back_queues_behind_those_who_wait(self, house: House) -> None:
-        house.host()
-        for name in ("s1", "s2", "s3"):
-            house.request(name)
-        house.reaches(S.running, "s1")
-        house.reaches(S.running, "s2")
-        vms.stop(house.db, house.me, "s1", StopRequest(slices=OnStop.release))
-        vms.start(house.db, house.me, "s1")
-        house.reaches(S.running, "s3")
-        assert house.vm("s1").state is not S.running
-
     def test_our_database_being_away_fails_nobody(self, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
         house.host()
         plain = lifecycle.STEPS[S.building]

@@ -12,7 +12,7 @@ from sqlmodel import Session, col, delete, select
 from sqlmodel.sql.expression import SelectOfScalar
 
 from vmgpu import ledger, placement
-from vmgpu.db import Row, lock, next_number, wake
+from vmgpu.db import Row, lock, wake
 from vmgpu.errors import Reason, ReasonCode, reason
 from vmgpu.hypervisor import GpuFacts, HostFacts
 from vmgpu.leases import LeaseNews, next_moment
@@ -303,8 +303,6 @@ def _slices_back(session: Session, vm: VM) -> None:
     for cut in gone:
         session.delete(cut)
     vm.holds, vm.devices, vm.keep_until = False, [], None
-    if vm.ever_ran and not vm.retry:
-        vm.ticket = next_number(session, "ticket")  # who gave a place back queues behind those who wait already
 
 
 def _captured(session: Session, vm: VM) -> None:

@@ -57,7 +57,6 @@ def request(db: Database, settings: Settings, actor: Actor, asked: VMRequest) ->
             raise Forbidden("Only an admin requests VMs for somebody else", hint="Leave the owner out.", where="owner")
         flavor = _flavor(session, asked.flavor)
         image = find_image(session, actor, asked.image)
-        session.refresh(image, with_for_update={"read": True})  # nobody deletes it while it is asked for
         if image.state in (ImageState.failed, ImageState.deleting):
             raise Conflict(f"Image {image.name} is {image.state}", hint="Choose another image.", where="image")
         disk_gib = _disk_gib(flavor, image)

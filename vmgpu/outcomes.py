@@ -141,7 +141,6 @@ def apply_host(session: Session, host: Host, news: HostNews, installation: str, 
 
 def give_time(session: Session, *which: ColumnElement[bool]) -> None:
     """Let these VMs' guests have their time anew: nobody could look at them until now."""
-    lock(session, VM, *which)
     session.execute(update(VM).where(*which, col(VM.state) != VMState.gone).values(step_since=now()))
 
 

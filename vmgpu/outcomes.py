@@ -130,7 +130,9 @@ def apply_host(session: Session, host: Host, news: HostNews, installation: str, 
     off = {vm.id for vm in rows if vm.state is VMState.stopped}
     odd = {vm.id for vm in rows} if rebooted or was_away else gone_by_hand(running, off, news.domains)
     session.flush()
-    if odd:
+    # a row that somebody is changing is woken by that change; to wait for it here could be a deadlock
+    free = select(VM.id).where(col(VM.id).in_(odd)).order_by(VM.id).with_for_update(skip_locked=True)
+    if odd := set(session.exec(free).all()):
         wake(session, VM, col(VM.id).in_(odd))
     if was_away:
         wake(session, ImageCopy, col(ImageCopy.host_id) == host.id, col(ImageCopy.state) == CopyState.wanted)

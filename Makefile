@@ -15,7 +15,7 @@ setup: ## Install packages, .venv and the guest images; from caches the second t
 	@tools/setup.sh
 
 test: setup lint ## Everything: lint, types, quick, PostgreSQL, browser, and guests on a libvirtd of the run's own
-	@$(ROOT) $(PY) -m vmgpu.lab.libvirtd run -- .venv/bin/pytest $(PYTEST_FLAGS)
+	@$(ROOT) $(PY) -m vmgpu.lab.namespace -- .venv/bin/pytest $(PYTEST_FLAGS)
 
 check: ## The quick part, under a minute: lint, types and unit tests; leaves .venv/bin/vmgpu
 	@tools/setup.sh packages python

@@ -28,7 +28,7 @@ for bench in "${benches[@]}"; do
   [ "${#json[@]}" -gt 0 ] || printf '\n== %s\n' "$bench"
   inside=()
   if grep -qx '# needs: libvirtd' "$bench"; then
-    inside=("${SUDO[@]}" .venv/bin/python -m vmgpu.lab.libvirtd run --)
+    inside=("${SUDO[@]}" .venv/bin/python -m vmgpu.lab.namespace --)
   fi
   "${inside[@]}" .venv/bin/python "$bench" "${json[@]}" || failed=1
 done

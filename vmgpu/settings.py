@@ -53,6 +53,8 @@ class Settings(BaseSettings):
     sync_every: Duration = timedelta(seconds=30)
     claim_hold: Duration = timedelta(seconds=45)  # how long a claim outlives the process that made it
     workers: int = 64
+    # guest images that a checkout built; a place that QEMU's own user can read, which a home folder is not
+    cache_dir: Path = Path("/var/cache/vmgpu")
     log: str = "json"
     crash_at: str = ""
 

@@ -132,7 +132,7 @@ def write_seed(path: Path, files: dict[str, str]) -> None:
 def hypervisor() -> Iterator[libvirt.virConnect]:
     uri = os.environ.get("VMGPU_TEST_LIBVIRT")
     if not uri:
-        pytest.skip("no libvirtd of the run's own: use python -m vmgpu.lab.libvirtd run -- pytest")
+        pytest.skip("no libvirtd of the run's own: use python -m vmgpu.lab.namespace -- pytest")
     connection = libvirt.open(uri)
     yield connection
     connection.close()

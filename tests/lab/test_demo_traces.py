@@ -37,7 +37,9 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 @pytest.fixture
 def guest() -> Iterator[subprocess.Popen[bytes]]:
     """A process that looks like our VM's."""
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "-uuid", OURS])
+    play = "import time; print('here', flush=True); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", play, "-uuid", OURS], stdout=subprocess.PIPE)
+    assert process.stdout and process.stdout.readline()  # before that /proc may not tell its arguments yet
     yield process
     process.kill()
     process.wait()

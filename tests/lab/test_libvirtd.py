@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from vmgpu.errors import SetupError
-from vmgpu.lab import kvm, libvirtd
+from vmgpu.lab import kvm, libvirtd, namespace
 
-RUN = [sys.executable, "-m", "vmgpu.lab.libvirtd", "run", "--"]
+RUN = [sys.executable, "-m", "vmgpu.lab.namespace", "--"]
 root = pytest.mark.skipif(os.geteuid() != 0, reason="namespaces are root's")
 
 
 def test_run_without_a_command_is_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
-    assert libvirtd.main(["run", "--"]) == 2
+    assert namespace.main(["--"]) == 2
     assert "usage" in capsys.readouterr().err
 
 

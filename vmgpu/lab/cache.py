@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import os
 import shutil
 import sys
 import tempfile
@@ -13,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vmgpu.errors import SetupError, VmgpuError
+from vmgpu.settings import settings
 
 Progress = Callable[[str], None]
 
@@ -22,8 +22,8 @@ def quiet(_: str) -> None:
 
 
 def cache_dir() -> Path:
-    """Where they lie: VMGPU_CACHE_DIR, or a place that QEMU's own user can read (a home folder is not one)."""
-    return Path(os.environ.get("VMGPU_CACHE_DIR") or "/var/cache/vmgpu")
+    """Where they lie."""
+    return settings().cache_dir
 
 
 def recipe_hash(*parts: str | bytes) -> str:

@@ -50,8 +50,7 @@ class Keyring:
         """The command that opens a shell in the VM."""
         options = ["-o", f"UserKnownHostsFile={self.known}", "-o", f"HostKeyAlias={way.alias}"]
         options += ["-o", "StrictHostKeyChecking=yes", "-o", "IdentitiesOnly=yes", "-i", str(self.key)]
-        jump = ["-J", way.jump] if way.jump else []
-        return ["ssh", *options, *jump, "-p", str(way.port), f"{way.login}@{way.address}"]
+        return ["ssh", *options, "-p", str(way.port), f"{way.login}@{way.address}"]
 
     def spoken(self, way: ReachOut) -> str:
         """The same, to be pasted into a shell."""

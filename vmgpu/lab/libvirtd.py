@@ -8,11 +8,10 @@ import shutil
 import signal
 import socket
 import struct
-import sys
 import time
 from pathlib import Path
 
-from vmgpu.errors import SetupError, VmgpuError
+from vmgpu.errors import SetupError
 from vmgpu.lab.kvm import kvm_works
 from vmgpu.lab.programs import need_programs, need_root, run
 from vmgpu.settings import Accel, settings
@@ -240,22 +239,3 @@ def _is_gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
-
-
-def main(arguments: list[str]) -> int:
-    """`run -- COMMAND…`: run a command with a libvirtd of its own."""
-    # Here, not above: namespace builds on this module.
-    from vmgpu.lab.namespace import run_inside
-
-    if arguments[:1] != ["run"] or len(command := arguments[2:] if arguments[1:2] == ["--"] else arguments[1:]) == 0:
-        print("usage: python -m vmgpu.lab.libvirtd run -- COMMAND [ARGUMENT...]", file=sys.stderr)
-        return 2
-    try:
-        return run_inside(command)
-    except VmgpuError as error:
-        print(f"error: {error.message}\n{error.hint}", file=sys.stderr)
-        return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,7 @@
-"""Runs a command in network, mount and process namespaces of its own, with a libvirtd that dies with it."""
+"""Runs a command in network, mount and process namespaces of its own, with a libvirtd that dies with it.
+
+`python -m vmgpu.lab.namespace -- COMMAND`
+"""
 
 from __future__ import annotations
 
@@ -117,3 +120,20 @@ def _unshare(flags: int) -> None:
 
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
+
+
+def main(arguments: list[str]) -> int:
+    """Run a command with a libvirtd of its own."""
+    command = arguments[1:] if arguments[:1] == ["--"] else arguments
+    if not command:
+        print("usage: python -m vmgpu.lab.namespace -- COMMAND [ARGUMENT...]", file=sys.stderr)
+        return 2
+    try:
+        return run_inside(command)
+    except VmgpuError as error:
+        print(f"error: {error.message}\n{error.hint}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -238,15 +238,19 @@ def test_ssh_pins_the_host_key_and_becomes_openssh(vmgpu: Run, monkeypatch: pyte
     (line,) = became
     known = next(word for word in line if word.startswith("UserKnownHostsFile=")).partition("=")[2]
     way = vmgpu("vm", "ssh", "anna/hers", "--json").json
-    assert Path(known).read_text() == f"{way['alias']} {way['host_key']}\n"
+    assert Path(known.strip('"')).read_text() == f"{way['alias']} {way['host_key']}\n"
     assert line[-3:] == ["anna@192.168.171.10", "uname", "-a"]
     assert {"StrictHostKeyChecking=yes", f"HostKeyAlias={way['alias']}"} <= set(line)
-    jumped = ssh_arguments(way | {"jump": "root@h"}, tmp_path, login="root", command=[])
-    assert jumped[jumped.index("-J") + 1] == "root@h" and jumped[-1] == "root@192.168.171.10"
+    pinned = {"jump": "root@h:2222", "jump_alias": "vmgpu-host-1"}
+    jumped = ssh_arguments(way | pinned, tmp_path / "a 100%", login="root", command=[])
+    (proxy,) = [word for word in jumped if word.startswith("ProxyCommand=")]
+    assert "HostKeyAlias=vmgpu-host-1" in proxy and "a 100%%%%" in proxy and proxy.endswith("-- ssh://root@h:2222")
+    assert jumped[-1] == "root@192.168.171.10"
     keyed = ssh_arguments(way, tmp_path, login=None, command=[], identity="key file")
     assert keyed[keyed.index("-i") + 1] == "key file"
     parsed = subprocess.run([*jumped[:-2], "-G", jumped[-1]], capture_output=True, text=True)
     assert "stricthostkeychecking true" in parsed.stdout, parsed.stderr
+    assert f"userknownhostsfile {tmp_path}/a 100%" in parsed.stdout
 
 
 def test_names_are_never_taken_for_addresses_or_colours(vmgpu: Run) -> None:

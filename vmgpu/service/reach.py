@@ -38,11 +38,17 @@ def ssh(session: Session, actor: Actor, ref: str) -> ReachOut:
         alias=alias,
         known_hosts=f"{alias} {vm.host_key}",
         jump=jump,
+        jump_alias=_alias(host) if jump else None,
+        jump_known_hosts=f"{_alias(host)} {host.host_key}" if jump else None,
         command=" ".join(
             ["ssh", *(["-J", jump] if jump else []), "-o", f"HostKeyAlias={alias}", f"{login}@{vm.address}"]
         ),
         says=f"Through the host {host.name}, by its own SSH server" if jump else f"Directly at {vm.address}",
     )
+
+
+def _alias(host: Host) -> str:
+    return f"vmgpu-host-{host.id}"
 
 
 def _jump(host: Host) -> str | None:

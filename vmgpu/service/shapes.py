@@ -225,7 +225,10 @@ class StepOut(BaseModel):
 
 
 class ReachOut(BaseModel):
-    """The way into a VM by SSH. `known_hosts`: a line that pins its host key to `alias` (HostKeyAlias)."""
+    """The way into a VM by SSH. `known_hosts`: a line that pins its host key to `alias` (HostKeyAlias).
+
+    `jump`: the host whose SSH server leads to it, where one does; `jump_alias` and `jump_known_hosts` pin that one.
+    """
 
     vm: str
     address: str
@@ -236,6 +239,8 @@ class ReachOut(BaseModel):
     alias: str
     known_hosts: str
     jump: str | None
+    jump_alias: str | None
+    jump_known_hosts: str | None
     command: str
     says: str
 

@@ -468,6 +468,12 @@ def test_a_driver_that_tells_no_memory_proves_less(inside: Guest) -> None:
     assert (checked.card, checked.warnings) == (Card.seen, ("nvidia-smi does not tell the card's memory",))
 
 
+def test_warnings_have_an_end(inside: Guest) -> None:
+    inside.ended(recoverable={"WARNING": [f"no {number}" for number in range(90)]})
+    warnings = inside.check().warnings
+    assert (len(warnings), warnings[-1]) == (21, "and 70 more")
+
+
 def test_a_card_with_too_little_memory_is_told(inside: Guest) -> None:
     with_driver(inside, 'echo "20000 MiB, GRID A100-20C"')
     assert inside.failure(A100).args == {"seen_mib": 20000, "wanted_mib": 40960}
@@ -477,7 +483,7 @@ def test_a_card_with_too_little_memory_is_told(inside: Guest) -> None:
 def test_a_driver_that_fails_is_told(inside: Guest, smi: str) -> None:
     with_driver(inside, smi)
     failed = inside.failure(A100)
-    assert failed.code is ReasonCode.cuda_failed
+    assert failed.code is ReasonCode.driver_failed
     assert failed.args["detail"].startswith("nvidia-smi: ")
 
 

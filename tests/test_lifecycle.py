@@ -325,10 +325,14 @@ class TestChecking:
 
 
 class TestRunning:
-    @pytest.mark.parametrize("power", [Power.running, Power.paused])
-    def test_all_is_well(self, play: Play, power: Power) -> None:
-        world = play(power=power)
+    def test_all_is_well(self, play: Play) -> None:
+        world = play()
         assert step(a_view(), world) == Nap(None)
+        assert world.asked == []
+
+    def test_halted_by_its_host_is_said_and_left_alone(self, play: Play) -> None:
+        world = play(power=Power.paused, why="a full pool")
+        assert step(a_view(), world) == Nap(30, reason(ReasonCode.paused, detail="a full pool"))
         assert world.asked == []
 
     def test_undefined_by_hand(self, play: Play) -> None:

@@ -134,6 +134,7 @@ class ReasonCode(StrEnum):
     card_wrong_memory = "card_wrong_memory"
     card_unassigned = "card_unassigned"
     cuda_failed = "cuda_failed"
+    driver_failed = "driver_failed"
     ssh_no_answer = "ssh_no_answer"
     ssh_wrong_host_key = "ssh_wrong_host_key"
     ssh_key_refused = "ssh_key_refused"
@@ -159,6 +160,7 @@ class ReasonCode(StrEnum):
     grace_ended = "grace_ended"
     keep_ended = "keep_ended"
     stopped_by_guest = "stopped_by_guest"
+    paused = "paused"
     restarted_after_host = "restarted_after_host"
     retried_elsewhere = "retried_elsewhere"
     asked = "asked"
@@ -250,6 +252,10 @@ _WORDS: Mapping[ReasonCode, tuple[str, str]] = {
         "The CUDA smoke test failed: {detail}",
         "The profile or the image's driver cannot run CUDA.",
     ),
+    ReasonCode.driver_failed: (
+        "The guest sees its card, but the driver in it does not work: {detail}",
+        "Use an image whose driver supports this card and this way of giving it out.",
+    ),
     ReasonCode.ssh_no_answer: (
         "SSH at {address} did not answer within {seconds} s: {detail}",
         "Look at the console: vmgpu vm console {vm}.",
@@ -324,6 +330,10 @@ _WORDS: Mapping[ReasonCode, tuple[str, str]] = {
     ReasonCode.stopped_by_guest: (
         "The guest was shut off ({detail}): taken as a stop",
         "Start it: vmgpu vm start {vm}.",
+    ),
+    ReasonCode.paused: (
+        "The host has halted it ({detail}): nothing in it moves",
+        "An admin makes room in the host's pool, or looks at its log of this VM; then: virsh resume.",
     ),
     ReasonCode.restarted_after_host: ("It was found off after {detail} and is started again", ""),
     ReasonCode.retried_elsewhere: ("It failed ({detail}) and is tried once more elsewhere", ""),

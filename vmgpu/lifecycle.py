@@ -218,8 +218,10 @@ def check(vm: VMView, world: World) -> Outcome:
 def watch(vm: VMView, world: World) -> Outcome:
     """See that the domain still runs. Shut off is a stop; gone with the host's boot, or crashed, is started again."""
     seen = world.host.look(vm.id)
-    if seen.power in (Power.running, Power.paused):
+    if seen.power is Power.running:
         return Nap(None)
+    if seen.power is Power.paused:
+        return Nap(30, reason(ReasonCode.paused, detail=seen.why))
     if seen.power is Power.absent:
         return Hop(S.lost, {"wanted": Wanted.stopped}, reason(ReasonCode.domain_gone, vm=vm.title))
     same_boot = world.boot_id == vm.host_boot_id

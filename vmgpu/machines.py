@@ -105,9 +105,10 @@ def facts_as(facts: HostFacts) -> dict[str, Any]:
 
 
 def gone_by_hand(expected_running: set[str], expected_off: set[str], seen: tuple[DomainSeen, ...]) -> set[str]:
-    """Ids of VMs whose domain is not as its row says: off or gone while running, running while off."""
-    running = {domain.id for domain in seen if domain.power in ("running", "paused")}
-    return (expected_running - running) | (expected_off & running)
+    """Ids of VMs whose domain is not as its row says: off, halted or gone while running, up while off."""
+    running = {domain.id for domain in seen if domain.power == "running"}
+    up = running | {domain.id for domain in seen if domain.power == "paused"}
+    return (expected_running - running) | (expected_off & up)
 
 
 def orphans(seen: tuple[DomainSeen, ...], installation: str, known: set[str]) -> list[str]:

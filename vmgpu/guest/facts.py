@@ -199,7 +199,9 @@ def _ended(source: str, errors: list[str], warnings: list[str], *, code: int) ->
     if errors:
         raise Trouble(reason(ReasonCode.cloud_init_error, detail="; ".join(dict.fromkeys(errors))[:_MOST_DETAIL]))
     if warnings or code == _DEGRADED:
-        return CloudInit.degraded, tuple(dict.fromkeys(warnings)) or ("cloud-init ended degraded",)
+        told = tuple(dict.fromkeys(warnings)) or ("cloud-init ended degraded",)
+        more = len(told) - _MOST_WARNINGS
+        return CloudInit.degraded, (*told[:_MOST_WARNINGS], *((f"and {more} more",) if more > 0 else ()))
     return CloudInit.done, ()
 
 
@@ -249,7 +251,7 @@ def _driver_memory(parts: Mapping[str, str], want: PciCard) -> int | None:
     cards = read_memory(parts["nvidia"])
     if _number(parts.get("nvidia-code", "")) or not cards:
         words = parts["nvidia"].strip().splitlines() or [f"exit {parts.get('nvidia-code', '?')}"]
-        raise Trouble(reason(ReasonCode.cuda_failed, detail=f"nvidia-smi: {words[0]}"[:_MOST_DETAIL]))
+        raise Trouble(reason(ReasonCode.driver_failed, detail=f"nvidia-smi: {words[0]}"[:_MOST_DETAIL]))
     told = [memory for memory in cards if memory is not None]
     if want.memory_mib and told and min(told) < want.memory_mib * _LEAST_SHARE:
         raise Trouble(reason(ReasonCode.card_wrong_memory, seen_mib=min(told), wanted_mib=want.memory_mib))
@@ -292,5 +294,6 @@ _OEM_STRINGS = 11
 _MEMORY = 0x200  # IORESOURCE_MEM
 _LEAST_SHARE = 0.8  # of the nominal memory: ECC, page tables and the driver take some
 _DEGRADED = 2
-_MOST_DETAIL = 1000
+_MOST_DETAIL = 1000  # characters
+_MOST_WARNINGS = 20
 _UNITS = {"KiB": 1 / 1024, "MiB": 1, "GiB": 1024, "TiB": 1024**2}

@@ -37,6 +37,12 @@ _OFF_BECAUSE = {
     libvirt.VIR_DOMAIN_SHUTOFF_FROM_SNAPSHOT: "snapshot",
     libvirt.VIR_DOMAIN_SHUTOFF_DAEMON: "daemon",
 }
+_PAUSED_BECAUSE = {
+    libvirt.VIR_DOMAIN_PAUSED_USER: "by hand",
+    libvirt.VIR_DOMAIN_PAUSED_IOERROR: "a disk did not take what was written: is the pool full?",
+    libvirt.VIR_DOMAIN_PAUSED_WATCHDOG: "its watchdog",
+    libvirt.VIR_DOMAIN_PAUSED_CRASHED: "its kernel crashed",
+}
 
 Mark = tuple[str | None, int | None]  # installation and build, as our metadata has them
 NOBODYS: Mark = (None, None)
@@ -81,6 +87,8 @@ def seen(domain: Any, state: int, reason: int, mark: Mark) -> DomainSeen:
     if state == libvirt.VIR_DOMAIN_SHUTOFF:
         why = _OFF_BECAUSE.get(reason, "unknown")
         power = Power.crashed if why == "crashed" else power
+    elif power is Power.paused:
+        why = _PAUSED_BECAUSE.get(reason, "unknown") if state == libvirt.VIR_DOMAIN_PAUSED else "suspended by itself"
     return DomainSeen(domain.UUIDString(), domain.name(), power, why, *mark)
 
 

@@ -227,14 +227,11 @@ class TestACheerfulHost:
             host.power_off(vm.id)
         assert host.look(vm.id).why == "destroyed"
         for _ in range(2):
-            host.undefine(vm.id)
-        assert host.has_disk(vm.id)
-        for _ in range(2):
             host.drop_disk(vm.id)
             host.erase(vm.id)
         counts = admin.counts(vm.id)
         assert counts["ensure_running"] == 2
-        effects = ("disk_made", "defined", "started", "powered_off", "undefined", "disk_dropped")
+        effects = ("disk_made", "defined", "started", "powered_off", "disk_dropped")
         assert {what: counts[what] for what in effects} == dict.fromkeys(effects, 1)
 
     def test_gives_each_guest_an_address_of_its_own(self, host: FakeHost, admin: FakeAdmin) -> None:
@@ -255,7 +252,6 @@ class TestACheerfulHost:
         bring_up(host, spec())
         for refused in (
             lambda: host.drop_disk(vm_id(1)),
-            lambda: host.undefine(vm_id(1)),
             lambda: host.copy_flat(vm_id(1), tmp_path / "copy", progress=print),
         ):
             with pytest.raises(HostRefused, match="is running"):
@@ -538,7 +534,6 @@ class TestItsMoods:
             lambda: host.look(vm_id(1)),
             lambda: host.shutdown(vm_id(1)),
             lambda: host.power_off(vm_id(1)),
-            lambda: host.undefine(vm_id(1)),
             lambda: host.erase(vm_id(1)),
             lambda: host.leftovers(vm_id(1)),
             lambda: host.address(vm_id(1), spec().mac, NAT),

@@ -79,9 +79,6 @@ def test_everything_may_be_repeated(host: KvmHost, make_spec: SpecMaker) -> None
     assert [each.id for each in host.domains()].count(spec.id) == 1
     host.power_off(spec.id)
     assert host.look(spec.id).why == "destroyed"
-    host.undefine(spec.id)
-    host.undefine(spec.id)
-    assert host.has_disk(spec.id)
     host.drop_disk(spec.id)
     host.drop_disk(spec.id)
     assert not host.has_disk(spec.id)

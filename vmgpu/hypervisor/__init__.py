@@ -198,9 +198,14 @@ class NumaNode:
 
 @dataclass(frozen=True)
 class HostFacts:
-    """The answer of a survey; None is unknown."""
+    """The answer of a survey; None is unknown.
+
+    `machine` is the same under whatever address it is reached, empty where unknown; `disk_written_mib`: what of each
+    VM's disk is written, and so missing from the free space already.
+    """
 
     hostname: str
+    machine: str
     boot_id: str
     libvirt: str
     qemu: str
@@ -211,6 +216,7 @@ class HostFacts:
     accel_why: str
     disk_total_gib: int
     disk_free_gib: int
+    disk_written_mib: Mapping[str, int]
     pool: str
     network: str
     network_range: str
@@ -263,9 +269,6 @@ class Hypervisor(Protocol):
 
     def power_off(self, vm_id: str) -> None:
         """Take the power away; off already, or absent, is fine."""
-
-    def undefine(self, vm_id: str) -> None:
-        """Forget the domain and its NVRAM, keep its disk; nothing there is fine."""
 
     def erase(self, vm_id: str) -> None:
         """Remove domain, NVRAM, disk, seed and console of this VM; nothing there is fine."""

@@ -169,12 +169,6 @@ class KvmHost:
             if found is not None:
                 _unless_off(found, found.destroy)
 
-    def undefine(self, vm_id: str) -> None:
-        with self._link.use() as connection:
-            found = self._ours(connection, vm_id)
-            if found is not None:
-                _undefine(found)
-
     def erase(self, vm_id: str) -> None:
         with self._link.use() as connection:
             found = self._ours(connection, vm_id)

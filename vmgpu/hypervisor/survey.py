@@ -41,6 +41,8 @@ def survey(
     )
     return HostFacts(
         hostname=connection.getHostname(),
+        # boards have been sold with one UUID for all of them: the name is part of it
+        machine=f"{capabilities.findtext('host/uuid') or ''} {connection.getHostname()}".strip(),
         boot_id=boot_id,
         libvirt=accel.dotted(connection.getLibVersion()),
         qemu=accel.dotted(connection.getVersion()),
@@ -51,6 +53,7 @@ def survey(
         accel_why=chosen.why,
         disk_total_gib=pool.total_gib,
         disk_free_gib=pool.free_gib,
+        disk_written_mib=pool.written_mib,
         pool=pool.name,
         network=network.name,
         network_range=network.range,

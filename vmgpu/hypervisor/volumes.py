@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
@@ -38,6 +39,7 @@ class PoolFacts:
 
     total_gib: int
     free_gib: int
+    written_mib: Mapping[str, int]
     name: str
 
 
@@ -53,10 +55,16 @@ class Pool:
         with suppress(OSError):
             if self._local:
                 stat = os.statvfs(FOLDER)
-                return PoolFacts(stat.f_blocks * stat.f_frsize // _GIB, stat.f_bavail * stat.f_frsize // _GIB, POOL)
+                total, free = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
+                written = {path.name: path.stat().st_blocks * 512 for path in Path(FOLDER).glob(f"*{DISK}")}
+                return PoolFacts(total // _GIB, free // _GIB, _by_vm(written), POOL)
         self._reread()
         _state, capacity, _allocation, available = self._pool.info()
-        return PoolFacts(capacity // _GIB, available // _GIB, POOL)
+        disks = [volume for volume in self._pool.listAllVolumes(0) if volume.name().endswith(DISK)]
+        infos = {volume.name(): maybe(volume.info) for volume in disks}
+        return PoolFacts(
+            capacity // _GIB, available // _GIB, _by_vm({name: info[2] for name, info in infos.items() if info}), POOL
+        )
 
     # images
 
@@ -307,6 +315,11 @@ def _finished(volume: Any) -> bool:
 def _backing(volume: Any) -> str | None:
     description = maybe(volume.XMLDesc, 0)
     return ElementTree.fromstring(description).findtext("backingStore/path") if description else None
+
+
+def _by_vm(written: Mapping[str, int]) -> dict[str, int]:
+    """VM id → MiB, of file name → bytes."""
+    return {name.removesuffix(DISK): size // _MIB for name, size in written.items()}
 
 
 def _plain(name: str) -> str:

@@ -17,6 +17,7 @@ def host_facts(ref: HostRef, shape: FakeShape, *, boot_id: str, images_mib: int)
     total_gib = shape.disk_mib // 1024
     return HostFacts(
         hostname=ref.name,
+        machine="",
         boot_id=boot_id,
         libvirt=_SIMULATED,
         qemu=_SIMULATED,
@@ -27,6 +28,7 @@ def host_facts(ref: HostRef, shape: FakeShape, *, boot_id: str, images_mib: int)
         accel_why="a simulated host runs no guest",
         disk_total_gib=total_gib,
         disk_free_gib=max(0, total_gib - _BASE_GIB - images_mib // 1024),
+        disk_written_mib={},
         pool=_SIMULATED,
         network=ref.network.name,
         network_range=", ".join(NETWORKS),

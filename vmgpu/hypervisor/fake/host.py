@@ -227,13 +227,6 @@ class FakeHost(Hypervisor):
                 end(db, vm_id, "destroyed")
                 count(db, "powered_off", vm_id)
 
-    def undefine(self, vm_id: str) -> None:
-        with self._line.changing("undefine", vm_id) as db:
-            self._must_be_off(db, vm_id, "it cannot be undefined")
-            if self._ours(db, vm_id):
-                forget(db, vm_id)
-                count(db, "undefined", vm_id)
-
     def erase(self, vm_id: str) -> None:
         """Remove all there is of it; one that runs loses its power first."""
         with self._line.changing("erase", vm_id) as db:

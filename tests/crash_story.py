@@ -31,7 +31,7 @@ from vmgpu.errors import Conflict
 from vmgpu.hypervisor.fake import FakeAdmin, fake_admin
 from vmgpu.models import VM, Event, Host, HostState, Image, ImageState, Slice, User, VMState, Wanted
 from vmgpu.requests import CaptureRequest, FlavorRequest, HostRequest, StopRequest, VMRequest
-from vmgpu.service import hosts, people, vms
+from vmgpu.service import flavors, hosts, people, vms
 from vmgpu.service.access import Actor
 from vmgpu.settings import Settings, settings
 from vmgpu.worker import Worker
@@ -111,9 +111,7 @@ class Life:
             if session.exec(select(VM).where(VM.name == name)).first():
                 return
         with suppress(Conflict):  # it is there already
-            hosts.add_flavor(
-                self.db, self.me, FlavorRequest(name=profile, vcpus=1, memory=1024, disk=2, profile=profile)
-            )
+            flavors.add(self.db, self.me, FlavorRequest(name=profile, vcpus=1, memory=1024, disk=2, profile=profile))
         vms.request(self.db, self.settings, self.me, VMRequest(name=name, flavor=profile, image=image))
 
     def stop(self, name: str, mode: str = "") -> None:

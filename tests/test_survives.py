@@ -18,12 +18,15 @@ from tests.factories import admin, make_database, make_settings
 from tests.worlds import House
 from vmgpu import crash, leases, lifecycle, machines, outcomes, views, vm_work, work, worker
 from vmgpu.db import Database, claim, next_number, setting, wake
-from vmgpu.errors import ReasonCode, Unavailable, VmgpuError
+from vmgpu.errors import Reason, ReasonCode, Unavailable, VmgpuError
+from vmgpu.hypervisor.fake.host import FakeHost
+from vmgpu.ledger import fleet
 from vmgpu.models import (
     VM,
     Console,
     CopyState,
     Event,
+    Gpu,
     Host,
     HostState,
     Image,
@@ -34,8 +37,17 @@ from vmgpu.models import (
     Wanted,
     now,
 )
-from vmgpu.requests import CaptureRequest, ExtendRequest, HostChange, StopRequest, UserRequest
-from vmgpu.service import hosts, people, show, vms
+from vmgpu.requests import (
+    CaptureRequest,
+    ExtendRequest,
+    FlavorRequest,
+    HostChange,
+    HostRequest,
+    StopRequest,
+    UserRequest,
+)
+from vmgpu.service import flavors, hosts, people, show, vms
+from vmgpu.views import VMView
 
 pytestmark = pytest.mark.slow
 
@@ -518,6 +530,70 @@ class TestWhatASecondPairOfEyesFound:
             session.exec(select(VM)).one().delete_at = now() + timedelta(days=7)
         stopped = vms.stop(house.db, house.me, "s1", StopRequest(slices=OnStop.keep))
         assert stopped.stop_mode is OnStop.release
+
+    def test_who_gave_a_place_back_queues_behind_those_who_wait(
+        self, house: House, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The start comes when the host has the slices back and the row does not say so yet."""
+        plain, started = lifecycle.STEPS[S.stopping], []
+
+        def late(vm: VMView, world: lifecycle.World) -> lifecycle.Outcome:
+            outcome = plain.run(vm, world)
+            if isinstance(outcome, lifecycle.Hop) and not started:
+                started.append(vms.start(house.db, house.me, "s1"))
+            return outcome
+
+        monkeypatch.setitem(lifecycle.STEPS, S.stopping, replace(plain, run=late))
+        house.host()
+        for name in ("s1", "s2", "s3"):
+            house.request(name)
+            if name != "s3":
+                house.reaches(S.running, name)
+        vms.stop(house.db, house.me, "s1", StopRequest(slices=OnStop.release))
+        house.reaches(S.running, "s3")
+        assert (house.vm("s1").state, house.vm("s1").wanted) == (S.pending, Wanted.running)
+
+    def test_one_machine_is_one_host(self, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+        plain = FakeHost.survey
+        monkeypatch.setattr(FakeHost, "survey", lambda host: replace(plain(host), machine="4c4c4544 gpu1"))
+        house.host("h1")
+        hosts.add(house.db, house.me, HostRequest(name="again", uri="fake://A100-40GB"))
+        house.until(lambda: house.row(Host, "again").reason is not None)
+        twin = house.row(Host, "again")
+        assert "host h1 already" in Reason.of(twin.reason).sentence()  # type: ignore[union-attr]
+        assert (twin.state, twin.facts) == (HostState.new, None)
+        with house.db.read() as session:
+            assert session.exec(select(Gpu).where(Gpu.host_id == twin.id)).all() == []
+
+    def test_a_stopped_vm_says_why(self, house: House) -> None:
+        hand = house.host()
+        vm = house.request()
+        house.reaches(S.running)
+        hand.guest_poweroff(vm.id)
+        assert reason_of(house.reaches(S.stopped)) == ReasonCode.stopped_by_guest
+        vms.start(house.db, house.me, "s1")
+        house.reaches(S.running)
+        vms.stop(house.db, house.me, "s1", StopRequest())
+        asked = Reason.of(house.reaches(S.stopped).reason)
+        assert asked and asked.args == {"who": house.me.name, "what": "stop"}
+
+    def test_written_blocks_are_not_counted_twice(self, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+        """20 GiB are free beside a VM's 16 GiB, all written: 10 more leave 10."""
+        house.host()
+        for gib in (16, 10):
+            flavor = FlavorRequest(name=f"d{gib}", vcpus=1, memory=1024, disk=gib, profile="1g.5gb")
+            flavors.add(house.db, house.me, flavor)
+        big = house.request("big", flavor="d16")
+        house.reaches(S.running, "big")
+        plain = FakeHost.survey
+        full = {"disk_free_gib": 20, "disk_written_mib": {big.id: 16 * 1024}}
+        monkeypatch.setattr(FakeHost, "survey", lambda host: replace(plain(host), **full))
+        hosts.survey(house.db, house.me, "h1", wait=10)
+        house.request("fits", flavor="d10")
+        house.reaches(S.running, "fits")
+        with house.db.read() as session:
+            (host,) = fleet(session).hosts.values()
+        assert host.disk_free_gib == 10
 
     def test_our_database_being_away_fails_nobody(self, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
         house.host()

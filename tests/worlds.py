@@ -31,7 +31,7 @@ from vmgpu.hypervisor import (
 from vmgpu.hypervisor.fake import FakeAdmin, fake_admin
 from vmgpu.models import VM, CopyState, Event, Host, HostState, Slice, VMState, Wanted
 from vmgpu.requests import FlavorRequest, HostRequest, VMRequest
-from vmgpu.service import hosts, vms
+from vmgpu.service import flavors, hosts, vms
 from vmgpu.service.access import Actor
 from vmgpu.settings import Settings
 from vmgpu.views import CardView, Login, VMView
@@ -256,7 +256,7 @@ class House:
         """One VM of a flavor with this profile."""
         with suppress(Conflict):  # the flavor is there already
             flavor = FlavorRequest(name=profile, vcpus=1, memory=1024, disk=2, profile=profile)
-            hosts.add_flavor(self.db, self.me, flavor)
+            flavors.add(self.db, self.me, flavor)
         asked = VMRequest(**{"name": name, "flavor": profile, "image": "base"} | given)
         return vms.request(self.db, self.settings, self.me, asked)[0]
 

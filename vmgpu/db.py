@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic_core import from_json
-from sqlalchemy import ColumnElement, Engine, create_engine, event, func, inspect, or_, select, text, update
+from sqlalchemy import ColumnElement, Engine, Select, create_engine, event, func, inspect, or_, select, text, update
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -23,6 +23,9 @@ Row = TypeVar("Row", bound=Claimed)
 Change = tuple[str, str]  # table, id
 News = Callable[[frozenset[Change]], None]
 
+# FOR NO KEY UPDATE: rows that refer to the locked one can still be inserted. Whoever locks several rows takes hosts
+# first, then cards, VMs, images, copies of images, settings; and those of one kind by id: nobody waits in a circle.
+HOLD: dict[str, Any] = {"key_share": True}
 CHANNEL = "vmgpu"  # PostgreSQL's NOTIFY channel
 MIGRATING, LEADING, SETTLING = 0x766D01, 0x766D02, 0x766D03  # its advisory locks
 
@@ -175,15 +178,20 @@ def keep_claims(database: Database, kind: type[Row], tokens: list[str], until: d
     """Hold claims longer: their steps are still at work in this process."""
     table: Any = kind
     with database.write() as session:
-        lock(session, table, table.claim_token.in_(tokens))
-        session.execute(update(table).where(table.claim_token.in_(tokens)).values(claim_until=until))
+        session.execute(update(table).where(_locked(table, table.claim_token.in_(tokens))).values(claim_until=until))
 
 
-def wake(session: Session, kind: type[Row], *which: ColumnElement[bool]) -> None:
-    """Make rows due at once; a step that is at work on one will not sleep through it."""
+def wake(session: Session, kind: type[Row], *which: ColumnElement[bool], **more: Any) -> None:
+    """Make rows due at once; a step at work on one will not sleep through it. `more`: columns to set beside."""
     table: Any = kind
-    lock(session, table, *which)
-    session.execute(update(table).where(*which).values(due_at=now(), wakes=table.wakes + 1))
+    change_all(session, kind, *which, due_at=now(), wakes=table.wakes + 1, **more)
+
+
+def change_all(session: Session, kind: type[Row], *which: ColumnElement[bool], **columns: Any) -> None:
+    """Set columns of many rows in one statement."""
+    table: Any = kind
+    session.flush()
+    session.execute(update(table).where(_locked(table, *which)).values(**columns))
     session.info["changes"].add((table.__tablename__, "*"))
 
 
@@ -224,7 +232,7 @@ def next_number(session: Session, name: str, count: int = 1) -> int:
     session.execute(
         text("INSERT INTO setting (name, value) VALUES (:name, '1') ON CONFLICT DO NOTHING"), {"name": name}
     )
-    row = session.get_one(Setting, name, with_for_update=True)
+    row = session.get_one(Setting, name, with_for_update=HOLD)
     first = int(row.value)
     row.value = str(first + count)
     session.flush()
@@ -237,10 +245,20 @@ def alone(session: Session) -> None:
         session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": SETTLING})
 
 
-def lock(session: Session, table: Any, *which: ColumnElement[bool]) -> None:
-    """Lock rows in one order everywhere, so that two who take many of them cannot wait for each other."""
+def lock(session: Session, kind: type[Any], *which: ColumnElement[bool]) -> None:
+    """Lock rows, by id; for a write that will change several of them, or one after others (see HOLD)."""
     if session.get_bind().dialect.name == "postgresql":
-        session.execute(select(table.id).where(*which).order_by(table.id).with_for_update())
+        session.execute(_by_id(kind, *which))
+
+
+def _locked(kind: type[Any], *which: ColumnElement[bool]) -> ColumnElement[bool]:
+    """The condition of an UPDATE that locks its rows by id: by itself it would take them as they lie on disk."""
+    mine: ColumnElement[bool] = kind.id.in_(_by_id(kind, *which).scalar_subquery())
+    return mine
+
+
+def _by_id(kind: type[Any], *which: ColumnElement[bool]) -> Select[tuple[str]]:
+    return select(kind.id).where(*which).order_by(kind.id).with_for_update(key_share=True)
 
 
 def _psycopg(url: str) -> str:

@@ -60,6 +60,12 @@ def visit(job: Job, ground: Ground) -> None:
         if row.state is HostState.removing:
             outcomes.let_go(row, now())
             return
+        if twin := outcomes.twin(session, row, news):
+            detail = f"it is the machine that is host {twin} already, at another address"
+            hint = f"Take this one away again: vmgpu host remove {row.name}."
+            because = reason(ReasonCode.survey_failed, host=row.name, detail=detail, hint=hint)
+            outcomes.host_away(session, row, because, again=timedelta(seconds=30))
+            return
         outcomes.apply_host(session, row, news, ground.installation, ground.settings.sync_every)
     crash.point("host.applied")
 
@@ -81,7 +87,7 @@ def bring_image(job: Job, ground: Ground) -> None:
     failed = None
     crash.point("copy.begin")
     try:
-        machines.bring(view, ground.hosts.get(host.id), _copy_progress(ground, job))
+        machines.bring(view, ground.hosts.get(host.id), _copy_progress(ground, job, copy))
     except HostUnreachable as bad:
         ground.away(host.id, bad)
         ground.drop(job, timedelta(seconds=10))
@@ -92,11 +98,12 @@ def bring_image(job: Job, ground: Ground) -> None:
         failed = reason(ReasonCode.image_broken, image=image.name, detail=bad.message)
     crash.point("copy.worked")
     with ground.db.write() as session:
-        outcomes.apply_copy(session, outcomes.held(session, ImageCopy, job.row_id, job.token), failed=failed)
+        held = outcomes.held_copy(session, image.id, host.id, job.row_id, job.token)
+        outcomes.apply_copy(session, held, failed=failed)
     crash.point("copy.applied")
 
 
-def _copy_progress(ground: Ground, job: Job) -> Progress:
+def _copy_progress(ground: Ground, job: Job, copy: ImageCopy) -> Progress:
     said = [0]
 
     def tell(percent: int) -> None:
@@ -104,7 +111,8 @@ def _copy_progress(ground: Ground, job: Job) -> Progress:
             said[0] = percent
             job.goes_on()
             with ground.db.write() as session:
-                outcomes.copy_at(session, outcomes.held(session, ImageCopy, job.row_id, job.token), percent)
+                held = outcomes.held_copy(session, copy.image_id, copy.host_id, job.row_id, job.token)
+                outcomes.copy_at(session, held, percent)
 
     return tell
 
@@ -130,7 +138,7 @@ def tend_image(job: Job, ground: Ground) -> None:
     news = machines.clean(view, simulated=bool(host and host.simulated))
     crash.point("image.worked")
     with ground.db.write() as session:
-        outcomes.apply_image(session, outcomes.held(session, Image, job.row_id, job.token), news)
+        outcomes.apply_image(session, outcomes.held_image(session, job.row_id, job.token), news)
     crash.point("image.applied")
 
 

@@ -106,6 +106,7 @@ def place_waiting(db: Database) -> bool:
     if placed:
         try:
             with db.write() as session:
+                ledger.lock_places(session, placed[:_AT_ONCE])
                 for one in placed[:_AT_ONCE]:
                     ledger.take(session, one)
                 crash.point("place.begin")

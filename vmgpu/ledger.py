@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from fractions import Fraction
+from typing import Any
 
 from sqlalchemy import CursorResult, Update, update
 from sqlmodel import Session, col, select
 
 from vmgpu import placement
+from vmgpu.db import lock
 from vmgpu.errors import Reason, ReasonCode, reason
 from vmgpu.leases import passed
 from vmgpu.models import (
@@ -93,6 +95,16 @@ class Stale(Exception):
     """A row changed since the plan was made: read again, plan again."""
 
 
+def lock_places(session: Session, placed: Sequence[placement.Placed]) -> None:
+    """Lock all rows that these placements change, in everybody's order: the plan's own is the queue's."""
+    hosts, vms = {one.host_id for one in placed}, {one.vm_id for one in placed}
+    lock(session, Host, col(Host.id).in_(hosts))
+    lock(session, Gpu, col(Gpu.id).in_({one.gpu_id for one in placed if one.gpu_id}))
+    lock(session, VM, col(VM.id).in_(vms))
+    images = select(VM.image_id).where(col(VM.id).in_(vms))
+    lock(session, ImageCopy, col(ImageCopy.host_id).in_(hosts), col(ImageCopy.image_id).in_(images))
+
+
 def take(session: Session, placed: placement.Placed) -> None:
     """Write one placement: compare versions, insert the slice, move the VM. Raises Stale; the caller rolls back."""
     at = now()
@@ -143,7 +155,8 @@ def take(session: Session, placed: placement.Placed) -> None:
 
 def want_copy(session: Session, image_id: str, host_id: str, *, lost: bool = False) -> None:
     """See that the image is, or will be, in this host's pool; `lost`: what was there is not any more."""
-    lies = select(ImageCopy).where(ImageCopy.image_id == image_id, ImageCopy.host_id == host_id).with_for_update()
+    lies = select(ImageCopy).where(ImageCopy.image_id == image_id, ImageCopy.host_id == host_id)
+    lies = lies.with_for_update(key_share=True)
     copy = session.exec(lies).first() or ImageCopy(image_id=image_id, host_id=host_id, due_at=now())
     if copy.state is CopyState.failed or (lost and copy.state is CopyState.ready):
         copy.state, copy.reason, copy.percent, copy.due_at = CopyState.wanted, None, 0, now()
@@ -168,8 +181,7 @@ def _host(host: Host, vms: list[VM], whole: set[str]) -> placement.HostState:
         threads=host.threads,
         memory_mib=host.memory_mib,
         disk_gib=host.disk_gib,
-        # disks are thin, but a full pool breaks every guest on it: all of each disk counts from the start
-        disk_free_gib=int(facts.get("disk_free_gib", 0)) - sum(vm.disk_gib for vm in vms if vm.has_disk or vm.holds),
+        disk_free_gib=int(facts.get("disk_free_gib", 0)) - _promised_gib(facts, vms),
         vcpus_used=sum(vm.vcpus for vm in holding) - pinned,
         vcpus_pinned=pinned,
         memory_used_mib=sum(vm.memory_mib for vm in holding),
@@ -179,6 +191,13 @@ def _host(host: Host, vms: list[VM], whole: set[str]) -> placement.HostState:
         closed=_closed(host),
         version=host.version,
     )
+
+
+def _promised_gib(facts: Mapping[str, Any], vms: list[VM]) -> int:
+    """What these VMs' disks may still grow by. They are thin, but a full pool breaks every guest that is on it."""
+    written: Mapping[str, int] = facts.get("disk_written_mib", {})
+    disks = [vm for vm in vms if vm.has_disk or vm.holds]
+    return sum(max(0, vm.disk_gib - written.get(vm.id, 0) // 1024) for vm in disks)
 
 
 def _wish(vm: VM, wrong_hosts: set[str]) -> placement.Wish:

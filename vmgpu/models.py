@@ -361,6 +361,7 @@ class VM(Claimed, table=True):
     state_since: datetime = _made()
     step_since: datetime | None = _time(None)
     reason: Mapping[str, Any] | None = Field(default=None, sa_type=JSON)
+    stopped_because: Mapping[str, Any] | None = Field(default=None, sa_type=JSON)
     ticket: int = 0
     host_id: str | None = Field(default=None, foreign_key="host.id", index=True)
     holds: bool = False

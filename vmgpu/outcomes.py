@@ -7,12 +7,12 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, update
+from sqlalchemy import ColumnElement, and_, or_
 from sqlmodel import Session, col, delete, select
 from sqlmodel.sql.expression import SelectOfScalar
 
 from vmgpu import ledger, placement
-from vmgpu.db import Row, lock, wake
+from vmgpu.db import HOLD, Row, change_all, lock, next_number, wake
 from vmgpu.errors import Reason, ReasonCode, reason
 from vmgpu.hypervisor import GpuFacts, HostFacts
 from vmgpu.leases import LeaseNews, next_moment
@@ -47,10 +47,23 @@ class TakenOver(Exception):
 
 def held(session: Session, kind: type[Row], row_id: str, token: str) -> Row:
     """The row, locked, if this claim still holds it. Raises TakenOver."""
-    row = session.get(kind, row_id, with_for_update=True)
+    row = session.get(kind, row_id, with_for_update=HOLD)
     if row is None or row.claim_token != token:
         raise TakenOver
     return row
+
+
+def held_vm(session: Session, view: VMView, token: str) -> VM:
+    """A VM's row, locked with those of the VMs that wait for the image it is captured as. Raises TakenOver."""
+    if view.capture_as:
+        lock(session, VM, or_(col(VM.id) == view.id, _for_image(view.capture_as)))
+    return held(session, VM, view.id, token)
+
+
+def held_image(session: Session, row_id: str, token: str) -> Image:
+    """An image's row, locked with those of the VMs that wait for it. Raises TakenOver."""
+    lock(session, VM, _for_image(row_id))
+    return held(session, Image, row_id, token)
 
 
 def let_go(row: Any, due_at: datetime | None) -> None:
@@ -60,6 +73,8 @@ def let_go(row: Any, due_at: datetime | None) -> None:
 
 def apply_lease(session: Session, vm: VM, news: LeaseNews) -> None:
     """Write what the lease asked for, and tell it."""
+    if "wanted" in news.changes:
+        vm.stopped_because = news.because.as_dict()
     for name, value in news.changes.items():
         setattr(vm, name, value)
     session.add(Event(vm_id=vm.id, kind=news.kind, state=vm.state, reason=news.because.as_dict()))
@@ -73,7 +88,7 @@ def apply_vm(session: Session, vm: VM, view: VMView, outcome: Outcome) -> bool:
         case Nap():
             _change(vm, view, outcome.changes)
             if outcome.slices_back:
-                _slices_back(session, vm)
+                _slices_back(session, vm, view)
             vm.reason = outcome.because.as_dict() if outcome.because else _kept_reason(vm)
             let_go(vm, _due(vm, view, outcome.seconds))
             return False
@@ -88,14 +103,14 @@ def apply_vm(session: Session, vm: VM, view: VMView, outcome: Outcome) -> bool:
             if outcome.state not in MOVES[vm.state] and outcome.state not in ALWAYS:
                 raise AssertionError(f"{vm.state} does not move to {outcome.state}")
             _change(vm, view, outcome.changes)
-            if outcome.slices_back:
-                _slices_back(session, vm)
             if vm.state is VMState.capturing and outcome.state is VMState.releasing:
                 _capture_failed(session, vm, reason(ReasonCode.capture_failed, detail="the VM was released"))
             elif vm.state is VMState.capturing:
                 _captured(session, vm)
             elif outcome.state in (VMState.releasing, VMState.lost) and vm.capture_as:
                 _capture_failed(session, vm, reason(ReasonCode.capture_failed, detail=f"the VM is {outcome.state}"))
+            if outcome.slices_back:
+                _slices_back(session, vm, view)
             _move(session, vm, outcome.state, outcome.because)
             if vm.state is VMState.gone:
                 let_go(vm, None)
@@ -129,21 +144,21 @@ def apply_host(session: Session, host: Host, news: HostNews, installation: str, 
     running = {vm.id for vm in rows if vm.state is VMState.running}
     off = {vm.id for vm in rows if vm.state is VMState.stopped}
     odd = {vm.id for vm in rows} if rebooted or was_away else gone_by_hand(running, off, news.domains)
-    session.flush()
-    # a row that somebody is changing is woken by that change; to wait for it here could be a deadlock
-    free = select(VM.id).where(col(VM.id).in_(odd)).order_by(VM.id).with_for_update(skip_locked=True)
-    if odd := set(session.exec(free).all()):
-        wake(session, VM, col(VM.id).in_(odd))
+    if odd:
+        # nobody could look at the guests of a host that was away: they have their time anew
+        anew = {"step_since": now()} if rebooted or was_away else {}
+        wake(session, VM, col(VM.id).in_(odd), **anew)
     if was_away:
         wake(session, ImageCopy, col(ImageCopy.host_id) == host.id, col(ImageCopy.state) == CopyState.wanted)
-    if rebooted or was_away:
-        give_time(session, col(VM.host_id) == host.id)
     let_go(host, now() + sync_every)
 
 
-def give_time(session: Session, *which: ColumnElement[bool]) -> None:
-    """Let these VMs' guests have their time anew: nobody could look at them until now."""
-    session.execute(update(VM).where(*which, col(VM.state) != VMState.gone).values(step_since=now()))
+def twin(session: Session, host: Host, news: HostNews) -> str | None:
+    """The name of the host that this machine already is, asked at its first survey: its cards would count twice."""
+    if host.facts or not news.facts or not news.facts.machine:
+        return None
+    others = session.exec(select(Host).where(Host.id != host.id)).all()
+    return next((other.name for other in others if (other.facts or {}).get("machine") == news.facts.machine), None)
 
 
 def host_away(session: Session, host: Host, because: Reason, *, again: timedelta) -> None:
@@ -167,15 +182,18 @@ def copy_again(session: Session, vm: VM) -> None:
     ledger.want_copy(session, vm.image_id, str(vm.host_id), lost=True)
 
 
+def held_copy(session: Session, image_id: str, host_id: str, row_id: str, token: str) -> ImageCopy:
+    """An image's copy on a host, locked with the VMs that wait for it. Raises TakenOver."""
+    lock(session, VM, *_for_copy(image_id, host_id))
+    return held(session, ImageCopy, row_id, token)
+
+
 def copy_at(session: Session, copy: ImageCopy, percent: int) -> None:
     """Write how far a copy is, on its row and as the reason of those who wait for it."""
     copy.percent = percent
     image, host = session.get_one(Image, copy.image_id), session.get_one(Host, copy.host_id)
     why = reason(ReasonCode.uploading_image, image=image.name, host=host.name, percent=percent)
-    waiting = (col(VM.image_id) == image.id, col(VM.host_id) == host.id, col(VM.state) == VMState.building)
-    lock(session, VM, *waiting)
-    session.execute(update(VM).where(*waiting).values(reason=why.as_dict()))
-    session.info["changes"].add(("vm", "*"))
+    change_all(session, VM, *_for_copy(image.id, host.id), reason=why.as_dict())
 
 
 def forget_host(session: Session, host: Host) -> None:
@@ -193,9 +211,7 @@ def apply_copy(session: Session, copy: ImageCopy, *, failed: Reason | None) -> N
     copy.state = CopyState.failed if failed else CopyState.ready
     copy.percent, copy.reason = (copy.percent, failed.as_dict()) if failed else (100, None)
     let_go(copy, None)
-    session.flush()
-    waiting = (col(VM.image_id) == copy.image_id, col(VM.host_id) == copy.host_id, col(VM.state) == VMState.building)
-    wake(session, VM, *waiting)
+    wake(session, VM, *_for_copy(copy.image_id, copy.host_id))
 
 
 def apply_image(session: Session, image: Image, news: ImageNews) -> None:
@@ -229,6 +245,14 @@ def forget_image(session: Session, image: Image) -> None:
         session.delete(vm)
     session.flush()
     session.delete(image)
+
+
+def _for_copy(image_id: str, host_id: str) -> tuple[ColumnElement[bool], ...]:
+    return col(VM.image_id) == image_id, col(VM.host_id) == host_id, col(VM.state) == VMState.building
+
+
+def _for_image(image_id: str) -> ColumnElement[bool]:
+    return and_(col(VM.image_id) == image_id, col(VM.state) == VMState.pending, col(VM.has_disk).is_(False))
 
 
 def _due(vm: VM, view: VMView, seconds: float | None) -> datetime | None:
@@ -274,7 +298,11 @@ def _move(session: Session, vm: VM, state: VMState, because: Reason | None) -> N
         vm.holds, vm.devices = False, []
         if not vm.has_disk:
             vm.host_id = None
-    if state is not vm.state or because:
+    if state is VMState.stopping and because:
+        vm.stopped_because = because.as_dict()
+    if state is VMState.stopped:
+        vm.reason, vm.stopped_because = vm.stopped_because, None
+    elif state is not vm.state or because:
         vm.reason = because.as_dict() if because else None
     vm.state, vm.state_since, vm.step_since, vm.due_at = state, at, None, at
 
@@ -299,11 +327,13 @@ def _fail(session: Session, vm: VM, outcome: Fail) -> None:
     _move(session, vm, VMState.failed, told)
 
 
-def _slices_back(session: Session, vm: VM) -> None:
+def _slices_back(session: Session, vm: VM, view: VMView) -> None:
     gone = session.exec(select(Slice).where(Slice.vm_id == vm.id)).all()
     for cut in gone:
         session.delete(cut)
     vm.holds, vm.devices, vm.keep_until = False, [], None
+    if vm.ever_ran and not view.retry and vm.wanted is not Wanted.gone:
+        vm.ticket = next_number(session, "ticket")  # who gave a place back queues behind those who wait already
 
 
 def _captured(session: Session, vm: VM) -> None:
@@ -324,8 +354,8 @@ def _capture_failed(session: Session, vm: VM, because: Reason) -> None:
 
 def _fail_waiting(session: Session, image: Image) -> None:
     """VMs that were asked for from an image that will never be there: they would wait for ever."""
-    waiting = select(VM).where(VM.image_id == image.id, VM.state == VMState.pending, col(VM.has_disk).is_(False))
-    for vm in session.exec(waiting.with_for_update()).all():
+    waiting = select(VM).where(_for_image(image.id)).order_by(VM.id)
+    for vm in session.exec(waiting.with_for_update(key_share=True)).all():
         vm.wanted = Wanted.stopped
         _move(
             session, vm, VMState.failed, reason(ReasonCode.image_broken, image=image.name, detail="its capture failed")
@@ -342,8 +372,8 @@ def _surveyed(session: Session, host: Host, facts: HostFacts) -> None:
 
 
 def _cards(session: Session, host: Host, seen: Iterable[GpuFacts]) -> None:
-    rows = session.exec(select(Gpu).where(Gpu.host_id == host.id).order_by(Gpu.id).with_for_update()).all()
-    known = {gpu.key: gpu for gpu in rows}
+    there = select(Gpu).where(Gpu.host_id == host.id).order_by(Gpu.id).with_for_update(key_share=True)
+    known = {gpu.key: gpu for gpu in session.exec(there).all()}
     for facts in seen:
         gpu = known.pop(facts.key, None)
         if gpu is None:

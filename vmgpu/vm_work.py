@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 
-from vmgpu import crash, leases, lifecycle, outcomes, views
+from vmgpu import crash, leases, lifecycle, logs, outcomes, views
 from vmgpu.connections import OpenHosts
 from vmgpu.errors import HostUnreachable, Reason, ReasonCode, Unavailable, VmgpuError, reason
 from vmgpu.guest import CheckFailed
@@ -34,6 +34,11 @@ _PATIENT = (
 
 def run(job: Job, ground: Ground) -> None:
     """Take this VM as far as it goes now, step after step under one claim."""
+    with logs.about_vm(job.row_id):
+        _run(job, ground)
+
+
+def _run(job: Job, ground: Ground) -> None:
     moved = True
     while moved and not ground.stopping.is_set():
         view = _view(ground, job)
@@ -45,7 +50,7 @@ def run(job: Job, ground: Ground) -> None:
         crash.point(f"vm.{view.state}.worked")
         console = _console(ground, view) if isinstance(outcome, Fail) or _console_due(ground, view) else None
         with ground.db.write() as session:
-            vm = outcomes.held(session, VM, job.row_id, job.token)
+            vm = outcomes.held_vm(session, view, job.token)
             if console is not None:
                 outcomes.keep_console(session, vm.id, console)
             moved = outcomes.apply_vm(session, vm, view, outcome)
@@ -113,7 +118,7 @@ def _step(ground: Ground, job: Job, view: views.VMView) -> Outcome:
     except outcomes.TakenOver:
         raise
     except Exception as bad:
-        log.exception("%s: %s", view.title, view.state, extra={"vm_id": view.id})
+        log.exception("%s: %s", view.title, view.state)
         detail = f"{type(bad).__name__}: {bad}"
         return _refused(ground, view, reason(ReasonCode.host_error, host=view.host_name, detail=detail, hint=""))
 
@@ -167,14 +172,13 @@ def _console(ground: Ground, view: views.VMView) -> bytes | None:
 
 
 def _log(ground: Ground, view: views.VMView, outcome: Outcome) -> None:
-    extra = {"vm_id": view.id}
     match outcome:
         case Hop():
-            log.info("%s: %s → %s", view.title, view.state, outcome.state, extra=extra)
+            log.info("%s: %s → %s", view.title, view.state, outcome.state)
         case Fail():
-            log.warning("%s: %s failed: %s", view.title, view.state, outcome.because.sentence(), extra=extra)
+            log.warning("%s: %s failed: %s", view.title, view.state, outcome.because.sentence())
         case Nap() if outcome.because:
-            log.debug("%s: %s: %s", view.title, view.state, outcome.because.sentence(), extra=extra)
+            log.debug("%s: %s: %s", view.title, view.state, outcome.because.sentence())
 
 
 def _host_is_away(ground: Ground, host_id: str) -> bool:

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from vmgpu import outcomes
 from vmgpu.connections import OpenHosts
-from vmgpu.db import Database, setting
+from vmgpu.db import HOLD, Database, setting
 from vmgpu.errors import HostUnreachable, ReasonCode, VmgpuError, reason
 from vmgpu.models import Claimed, Host, now
 from vmgpu.settings import Settings
@@ -65,7 +65,7 @@ class Ground:
         if host_id is None:
             return
         with self.db.write() as session:
-            host = session.get(Host, host_id, with_for_update=True)
+            host = session.get(Host, host_id, with_for_update=HOLD)
             if host is not None and host.claim_token is None:
                 because = reason(ReasonCode.host_unreachable, host=host.name, detail=bad.message)
                 outcomes.host_away(session, host, because, again=timedelta(seconds=1))

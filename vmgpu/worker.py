@@ -62,8 +62,7 @@ class Worker:
         with self._db.write() as session:
             # what the hosts did while nobody looked: see them before the VMs on them take a step
             wake(session, Host, col(Host.id).is_not(None))
-            wake(session, VM, col(VM.state).not_in([VMState.gone, VMState.pending]))
-            outcomes.give_time(session)
+            wake(session, VM, col(VM.state).not_in([VMState.gone, VMState.pending]), step_since=now())
         self._deaf = self._db.listen(self._hear)
         for thread in self._threads:
             thread.start()

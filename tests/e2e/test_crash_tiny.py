@@ -19,7 +19,7 @@ from tests.test_crash import CASES
 from vmgpu.hypervisor.volumes import FOLDER
 from vmgpu.models import Host, Image, ImageState, Slice, VMState
 from vmgpu.requests import CaptureRequest, FlavorRequest, HostRequest, StopRequest, VMRequest
-from vmgpu.service import hosts, vms
+from vmgpu.service import flavors, hosts, vms
 
 pytestmark = [pytest.mark.libvirt, pytest.mark.timeout(240)]
 
@@ -80,7 +80,7 @@ class World:
         self.service.take_in("tiny", image, init="none")
         for name, profile in (("half", "3g.20gb"), ("all", "7g.40gb")):
             asked = FlavorRequest(name=name, vcpus=1, memory=256, disk=1, profile=profile)
-            hosts.add_flavor(self.db, self.me, asked)
+            flavors.add(self.db, self.me, asked)
         self.wishes: dict[str, Callable[[], object]] = {
             "add the host": lambda: hosts.add(
                 self.db, self.me, HostRequest(name="h1", uri="qemu:///system", emulate=("A100-40GB",))

@@ -15,7 +15,7 @@ from vmgpu.api.faults import answers
 from vmgpu.errors import NotFound
 from vmgpu.models import Flavor, Host, HostState, now
 from vmgpu.requests import FlavorRequest, HostChange, HostRequest, UnitRequest
-from vmgpu.service import hosts, show
+from vmgpu.service import flavors, gpus, hosts, show
 from vmgpu.service.shapes import FlavorOut, GpuOut, HostOut, UnitOut
 
 router = APIRouter(prefix=PREFIX, responses=answers(401, 404, 422))
@@ -117,13 +117,13 @@ def show_gpu(gpu: str, db: Db, me: Me) -> GpuOut:
 @router.post("/gpus/{gpu}/clear", response_model=GpuOut, tags=["gpus"], **_ADMIN)
 def clear_gpu(gpu: str, db: Db, me: Me) -> GpuOut:
     """End a card's quarantine: somebody has looked at it."""
-    return show_gpu(hosts.clear_gpu(db, me, gpu).id, db, me)
+    return show_gpu(gpus.clear(db, me, gpu).id, db, me)
 
 
 @router.post("/gpus/{gpu}/offer", response_model=GpuOut, tags=["gpus"], **_ADMIN)
 def offer_gpu(gpu: str, asked: Annotated[OfferRequest, Body(examples=[{"offered": True}])], db: Db, me: Me) -> GpuOut:
     """Give a real card out whole, or keep it back."""
-    return show_gpu(hosts.offer_gpu(db, me, gpu, offered=asked.offered).id, db, me)
+    return show_gpu(gpus.offer(db, me, gpu, offered=asked.offered).id, db, me)
 
 
 @router.get("/gpu-units", response_model=Items[UnitOut], tags=["gpus"])
@@ -136,7 +136,7 @@ def list_units(db: Db, me: Me) -> Response:
 @router.put("/gpu-units/{model}", response_model=UnitOut, tags=["gpus"], **_ADMIN)
 def set_unit(model: Annotated[str, Path(max_length=100)], asked: UnitRequest, db: Db, me: Me) -> UnitOut:
     """Set the share of a card that 1 fGPU is on this model."""
-    row = hosts.set_unit(db, me, model, asked)
+    row = gpus.set_unit(db, me, model, asked)
     with db.read() as session:
         return next(unit for unit in show.units(session) if unit.model == row.model)
 
@@ -152,7 +152,7 @@ def list_flavors(db: Db, me: Me) -> Response:
 @router.post("/flavors", status_code=201, response_model=FlavorOut, tags=["flavors"], **_ADMIN)
 def add_flavor(asked: FlavorRequest, db: Db, me: Me) -> FlavorOut:
     """Define a size of VM."""
-    hosts.add_flavor(db, me, asked)
+    flavors.add(db, me, asked)
     return show_flavor(asked.name, db, me)
 
 
@@ -169,7 +169,7 @@ def show_flavor(name: str, db: Db, me: Me) -> FlavorOut:
 @router.delete("/flavors/{name}", status_code=204, tags=["flavors"], **_ADMIN)
 def remove_flavor(name: str, db: Db, me: Me) -> None:
     """Forget a size; VMs made from it keep theirs."""
-    hosts.remove_flavor(db, me, name)
+    flavors.remove(db, me, name)
 
 
 def _host(db: Db, me: Me, name: str) -> HostOut:

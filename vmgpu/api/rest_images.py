@@ -20,7 +20,7 @@ from vmgpu.api.deps import Config, Db, Me, Stopping
 from vmgpu.api.faults import answers
 from vmgpu.errors import Invalid, Unavailable, VmgpuError
 from vmgpu.models import Image
-from vmgpu.service import hosts, images, lists, show
+from vmgpu.service import images, lists, show
 from vmgpu.service.access import find_image
 from vmgpu.service.shapes import ImageOut
 
@@ -89,7 +89,7 @@ def show_image(ref: str, db: Db, me: Me) -> ImageOut:
 @router.delete("/images/{ref:path}", status_code=202, response_model=ImageOut, responses=answers(403, 409))
 def remove_image(ref: str, db: Db, me: Me, stopping: Stopping, wait: Wait = 0) -> ImageOut:
     """Delete an image; refused while a VM's disk stands on it. `wait`: until every host has let go of it."""
-    row = hosts.remove_image(db, me, ref)
+    row = images.remove(db, me, ref)
     leaving = _shown(db, row)
 
     def gone() -> bool | None:

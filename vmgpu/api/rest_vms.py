@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Query
 from starlette.responses import PlainTextResponse, Response
 
-from vmgpu.api.answers import PREFIX, Items, items
+from vmgpu.api.answers import PREFIX, Items, items, until
 from vmgpu.api.deps import Config, Db, Me, Stopping
 from vmgpu.api.faults import answers
 from vmgpu.errors import NotFound
@@ -57,9 +57,11 @@ def vm_events(ref: str, db: Db, me: Me, limit: Annotated[int, Query(ge=1, le=100
 def console(ref: str, db: Db, me: Me, stopping: Stopping, wait: Annotated[float, Query(ge=0, le=30)] = 5) -> Response:
     """The last 256 KiB of a VM's serial console, as text; `X-Console-At` tells when it was read."""
     try:
-        kept = vms.console(db, me, ref, wait=wait, stopping=stopping)
+        look = vms.ask_console(db, me, ref)
     except NotFound:
         return _called(db, me, f"{ref}/console")
+    until(lambda: look()[1] or None, wait, stopping)
+    kept, _ = look()
     headers = {"X-Console-At": kept.at.isoformat()} if kept else {}
     return PlainTextResponse(kept.text.decode("utf-8", "replace") if kept else "", headers=headers)
 

@@ -1,4 +1,4 @@
-"""Taking an image in: bytes stream to disk, and the header is read before any qemu program opens the file."""
+"""Taking an image in, and deleting one. The header is read before any qemu program opens the file."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Literal
 from pydantic import TypeAdapter, ValidationError
 from sqlmodel import Session, col, select
 
-from vmgpu.db import Database
-from vmgpu.errors import Conflict, Invalid
+from vmgpu.db import HOLD, Database
+from vmgpu.errors import Conflict, Forbidden, Invalid
 from vmgpu.hypervisor.qcow2 import inspect
-from vmgpu.models import Image, ImageState, new_id, now
+from vmgpu.models import VM, Image, ImageState, VMState, new_id, now
 from vmgpu.requests import ImageName
-from vmgpu.service.access import Actor, must_be_admin
+from vmgpu.service.access import Actor, find_image, must_be_admin
 from vmgpu.settings import Settings
 
+SIMULATED_IMAGE = "base"  # every simulated host has it
 _NAME = TypeAdapter(ImageName)
 _KNOWN_LABELS = {"init": ("none",), "cuda": None}
 _FORMATS: Mapping[str, Literal["raw", "qcow2"]] = {"qcow2": "qcow2", "raw": "raw", "img": "raw"}
@@ -84,6 +85,25 @@ def finish(db: Database, settings: Settings, actor: Actor, incoming: Incoming, *
         return image
     finally:
         incoming.part.unlink(missing_ok=True)
+
+
+def remove(db: Database, actor: Actor, ref: str) -> Image:
+    """Delete an image; refused while a VM's disk stands on it."""
+    with db.write() as session:
+        image = find_image(session, actor, ref)
+        session.refresh(image, with_for_update=HOLD)
+        if image.owner_id != actor.id and not actor.admin:
+            raise Forbidden(f"Image {ref} is not yours", hint="Its owner or an admin deletes it.")
+        if image.name == SIMULATED_IMAGE and image.labels.get("simulated"):
+            raise Invalid("The simulated image is always there", hint="Remove the simulated hosts instead.")
+        used = session.exec(select(VM).where(VM.image_id == image.id, VM.state != VMState.gone)).all()
+        if used:
+            names = ", ".join(sorted(vm.name for vm in used)[:5])
+            raise Conflict(f"{len(used)} VM(s) stand on image {image.name}: {names}", hint="Release them first.")
+        if image.state in (ImageState.copying, ImageState.generalising):
+            raise Conflict(f"Image {image.name} is being made", hint="Wait until its capture has ended.")
+        image.state, image.due_at, image.wakes = ImageState.deleting, now(), image.wakes + 1
+        return image
 
 
 def sweep(db: Database, settings: Settings) -> None:

@@ -317,7 +317,7 @@ def _host(host: Host, held: list[VM], cards: list[GpuOut]) -> HostOut:
         "id", "name", "uri", "draining", "threads", "overcommit", "memory_mib", "disk_gib", "bridge", "orphans",
         "surveyed_at",
     }  # fmt: skip
-    facts = dict(host.facts) if host.facts else None
+    facts = {name: fact for name, fact in host.facts.items() if name != "disk_written_mib"} if host.facts else None
     return HostOut(
         **host.model_dump(include=kept),
         simulated=host.simulated,

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 
 from sqlmodel import Session, col, select
 
 from vmgpu import ledger, placement, sshkeys
-from vmgpu.db import Database, next_number, wake
+from vmgpu.db import HOLD, Database, next_number, wake
 from vmgpu.errors import Conflict, Forbidden, Impossible, Invalid, NotFound, Reason, ReasonCode, TooLarge, reason
 from vmgpu.leases import passed
 from vmgpu.models import (
@@ -57,6 +55,7 @@ def request(db: Database, settings: Settings, actor: Actor, asked: VMRequest) ->
             raise Forbidden("Only an admin requests VMs for somebody else", hint="Leave the owner out.", where="owner")
         flavor = _flavor(session, asked.flavor)
         image = find_image(session, actor, asked.image)
+        session.refresh(image, with_for_update={"read": True})  # nobody deletes it while it is asked for
         if image.state in (ImageState.failed, ImageState.deleting):
             raise Conflict(f"Image {image.name} is {image.state}", hint="Choose another image.", where="image")
         disk_gib = _disk_gib(flavor, image)
@@ -137,10 +136,10 @@ def reset(db: Database, actor: Actor, ref: str) -> VM:
         if session.get_one(Image, vm.image_id).state is not ImageState.ready:
             raise Conflict("Its image is not there any more", hint="Request a new VM from another image.")
         vm.build += 1
-        if vm.wanted is not Wanted.running:
-            _begin_anew(session, vm)
         if vm.host_id:
             ledger.want_copy(session, vm.image_id, vm.host_id)
+        if vm.wanted is not Wanted.running:
+            _begin_anew(session, vm)
         return _wished(session, actor, vm, "reset")
 
 
@@ -215,25 +214,21 @@ def capture(db: Database, settings: Settings, actor: Actor, ref: str, asked: Cap
         return image
 
 
-def console(
-    db: Database, actor: Actor, ref: str, *, wait: float = 5, stopping: threading.Event | None = None
-) -> Console | None:
-    """The end of the VM's serial console: asked of its host, waited for so many seconds, else what is kept."""
+def ask_console(db: Database, actor: Actor, ref: str) -> Callable[[], tuple[Console | None, bool]]:
+    """Have the end of the VM's serial console read. The answer looks what is kept, and whether it was read since."""
     with db.read() as session:
-        vm = _locked(session, find_vm(session, actor, ref))
-        kept = session.get(Console, vm.id)
-    if vm.host_id is None or vm.state not in _TALKING:
-        return kept
-    with db.write() as session:
-        vm = session.get_one(VM, vm.id)
-        vm.console_asked = asked_at = now()
-        session.flush()
-        wake(session, VM, col(VM.id) == vm.id)
-    stopping, until = stopping or threading.Event(), time.monotonic() + wait
-    while (kept is None or kept.at < asked_at) and time.monotonic() < until and not stopping.wait(0.1):
+        vm = find_vm(session, actor, ref)
+    asked_at = now() if vm.host_id and vm.state in _TALKING else None
+    if asked_at:
+        with db.write() as session:
+            wake(session, VM, col(VM.id) == vm.id, console_asked=asked_at)
+
+    def look() -> tuple[Console | None, bool]:
         with db.read() as session:
             kept = session.get(Console, vm.id)
-    return kept
+        return kept, asked_at is None or (kept is not None and kept.at >= asked_at)
+
+    return look
 
 
 def listed(session: Session, vms: Iterable[VM]) -> dict[str, int]:
@@ -283,7 +278,7 @@ def _refuse_impossible(session: Session, vm: VM) -> None:
 
 def _locked(session: Session, vm: VM) -> VM:
     """The row as it is now, ours until the write ends: two wishes at once must both be seen."""
-    session.refresh(vm, with_for_update=True)
+    session.refresh(vm, with_for_update=HOLD)
     return vm
 
 
@@ -311,6 +306,8 @@ def _not_leaving(vm: VM) -> None:
 
 def _wished(session: Session, actor: Actor, vm: VM, what: str) -> VM:
     said: Reason = reason(ReasonCode.asked, who=actor.name, what=what)
+    if what in ("start", "stop"):
+        vm.stopped_because = said.as_dict() if what == "stop" else None
     session.add(Event(vm_id=vm.id, kind="asked", state=vm.state, who=actor.name, reason=said.as_dict()))
     session.add(vm)
     session.flush()

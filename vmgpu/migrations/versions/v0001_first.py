@@ -299,6 +299,7 @@ def upgrade() -> None:
         sa.Column("state_since", sa.DateTime(timezone=True), nullable=False),
         sa.Column("step_since", sa.DateTime(timezone=True), nullable=True),
         sa.Column("reason", sa.JSON(), nullable=True),
+        sa.Column("stopped_because", sa.JSON(), nullable=True),
         sa.Column("ticket", sa.Integer(), nullable=False),
         sa.Column("host_id", sa.String(), nullable=True),
         sa.Column("holds", sa.Boolean(), nullable=False),

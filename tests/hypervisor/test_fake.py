@@ -687,7 +687,7 @@ class TestAHandAtTheHost:
 
     def test_keeps_foreign_domains_from_us(self, host: FakeHost, admin: FakeAdmin) -> None:
         theirs = admin.define_foreign("theirs")
-        for touch in (host.power_off, host.shutdown, host.undefine, host.erase, host.ensure_running, host.drop_disk):
+        for touch in (host.power_off, host.shutdown, host.erase, host.ensure_running, host.drop_disk):
             with pytest.raises(HostRefused, match="belongs to"):
                 touch(theirs)
         seen = host.look(theirs)

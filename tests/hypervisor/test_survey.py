@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import libvirt
@@ -22,6 +23,7 @@ LOCAL, REMOTE = "qemu:///system", "qemu+ssh://root@gpu1.example/system"
 class Pool:
     total_gib: int = 100
     free_gib: int = 60
+    written_mib: Mapping[str, int] = field(default_factory=lambda: {"vm-1": 512})
     name: str = "vmgpu"
 
 
@@ -58,6 +60,7 @@ def tree(tmp_path: Path) -> Tree:
 def test_host_facts(tree: Tree) -> None:
     facts = look(Connection(), tree.root)
     assert (facts.hostname, facts.boot_id) == ("gpu1", ACTUAL_BOOT)
+    assert facts.machine.endswith("gpu1") and facts.disk_written_mib == {"vm-1": 512}
     assert (facts.libvirt, facts.qemu) == ("9.0.0", "7.2.22")
     assert (facts.cpu_model, facts.threads, facts.memory_mib) == ("Made-up Xeon 9000", 16, 64000)
     assert (facts.accel, facts.accel_why) == ("tcg", "set by the administrator")

@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 
 import pytest
+from hypothesis import settings as hypothesis_settings
 
 from vmgpu.settings import settings
+
+hypothesis_settings.register_profile("no folder", database=None)
+hypothesis_settings.load_profile("no folder")
 
 for name in [name for name in os.environ if name.startswith("VMGPU_") and not name.startswith("VMGPU_TEST_")]:
     if name != "VMGPU_CACHE_DIR":

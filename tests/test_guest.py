@@ -468,6 +468,11 @@ def test_a_driver_that_tells_no_memory_proves_less(inside: Guest) -> None:
     assert (checked.card, checked.warnings) == (Card.seen, ("nvidia-smi does not tell the card's memory",))
 
 
+def test_half_a_character_is_no_text(inside: Guest) -> None:
+    inside.ended(recoverable={"WARNING": ["bad \ud800 end"]})
+    assert inside.check().warnings == ("warning: bad ? end",)
+
+
 def test_warnings_have_an_end(inside: Guest) -> None:
     inside.ended(recoverable={"WARNING": [f"no {number}" for number in range(90)]})
     warnings = inside.check().warnings

@@ -18,7 +18,7 @@ from tests.factories import admin, make_database, make_settings
 from tests.worlds import House
 from vmgpu import crash, leases, lifecycle, machines, outcomes, views, vm_work, work, worker
 from vmgpu.db import Database, claim, next_number, setting, wake
-from vmgpu.errors import Reason, ReasonCode, Unavailable, VmgpuError
+from vmgpu.errors import Conflict, Reason, ReasonCode, Unavailable, VmgpuError
 from vmgpu.hypervisor.fake.host import FakeHost
 from vmgpu.ledger import fleet
 from vmgpu.models import (
@@ -86,6 +86,16 @@ def idle(tmp_path: Path) -> Iterator[Database]:
     db = make_database(make_settings(tmp_path / "idle"))
     yield db
     db.close()
+
+
+def _surveyed_anew(house: House) -> None:
+    asked = hosts.survey(house.db, house.me, "h1").survey_asked
+
+    def done() -> bool:
+        at = house.row(Host, "h1").surveyed_at
+        return bool(at and asked and at >= asked)
+
+    house.until(done)
 
 
 def reason_of(vm: VM) -> str:
@@ -159,7 +169,7 @@ class TestAHand:
         with house.db.read() as session:
             installation = setting(session, "installation")
         orphan = hand.define_foreign("left-over", installation=installation)
-        hosts.survey(house.db, house.me, "h1", wait=5)
+        _surveyed_anew(house)
         house.until(lambda: house.row(Host, "h1").orphans == [f"left-over ({orphan})"])
         assert orphan in hand.everything().running()
         with hand._state.write() as db:
@@ -588,12 +598,84 @@ class TestWhatASecondPairOfEyesFound:
         plain = FakeHost.survey
         full = {"disk_free_gib": 20, "disk_written_mib": {big.id: 16 * 1024}}
         monkeypatch.setattr(FakeHost, "survey", lambda host: replace(plain(host), **full))
-        hosts.survey(house.db, house.me, "h1", wait=10)
+        _surveyed_anew(house)
         house.request("fits", flavor="d10")
         house.reaches(S.running, "fits")
         with house.db.read() as session:
             (host,) = fleet(session).hosts.values()
         assert host.disk_free_gib == 10
+
+    def test_a_start_that_came_while_the_host_was_away_is_not_forgotten(self, house: House) -> None:
+        """The VM has failed, its slices are not back yet, and its owner starts it."""
+        hand = house.host()
+        vm = house.request()
+        house.reaches(S.running)
+        hand.set_mood("unreachable")
+        house.until(lambda: house.row(Host, "h1").state is HostState.unreachable)
+        with house.db.write() as session:
+            row = session.get_one(VM, vm.id)
+            row.state, row.wanted = S.failed, Wanted.stopped
+        vms.start(house.db, house.me, "s1")
+        hand.set_mood("cheerful", boot=0.05, off=0.02)
+        house.reaches(S.running)
+
+    def test_a_stop_outlives_the_retry(self, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+        plain, stopped = lifecycle.STEPS[S.failed], []
+
+        def late(vm: VMView, world: lifecycle.World) -> lifecycle.Outcome:
+            if vm.retry and not stopped:
+                stopped.append(vms.stop(house.db, house.me, "s1", StopRequest()))
+                return lifecycle.Nap(0)  # the next look sees a VM that is to be tried again, and is wanted stopped
+            return plain.run(vm, world)
+
+        monkeypatch.setitem(lifecycle.STEPS, S.failed, replace(plain, run=late))
+        for name in ("h1", "h2"):
+            house.host(name, mood="refusing")
+        house.request()
+        house.until(lambda: bool(stopped))
+        assert house.reaches(S.stopped).wanted is Wanted.stopped
+
+    def test_a_snapshot_of_a_vm_without_a_place_starts_nothing(self, house: House) -> None:
+        """A start during the copy queues like any other."""
+        house.host()
+        for name in ("s1", "s2"):
+            house.request(name, profile="7g.40gb")
+            if name == "s1":
+                house.reaches(S.running, name)
+        vms.stop(house.db, house.me, "s1", StopRequest(slices=OnStop.release))
+        house.reaches(S.running, "s2")
+        with house.db.write() as session:
+            session.exec(select(VM).where(VM.name == "s1")).one().due_at = None
+        vms.capture(house.db, house.settings, house.me, "s1", CaptureRequest(image="team/x:1"))
+        vms.start(house.db, house.me, "s1")
+        house.until(lambda: house.vm("s1").state is S.pending and house.vm("s1").capture_as is None)
+        assert not house.vm("s1").holds
+
+    def test_a_host_that_is_lost_goes_with_its_vms(self, house: House) -> None:
+        hand = house.host()
+        house.request()
+        house.reaches(S.running)
+        with pytest.raises(Conflict):
+            hosts.remove(house.db, house.me, "h1", lost=True)  # it answers
+        hand.set_mood("unreachable")
+        house.until(lambda: house.row(Host, "h1").state is HostState.unreachable)
+        with pytest.raises(Conflict) as refused:
+            hosts.remove(house.db, house.me, "h1")
+        assert "--lost" in refused.value.hint
+        hosts.remove(house.db, house.me, "h1", lost=True)
+        house.until(lambda: house.vm().state is S.gone)
+        assert reason_of(house.vm()) == ReasonCode.host_given_up and house.slices() == []
+        with house.db.read() as session:
+            assert session.exec(select(Host)).all() == []
+        house.hands.pop("h1").close()
+
+    def test_half_a_character_makes_no_row_unreadable(self, house: House) -> None:
+        """Root in a guest writes what it likes where cloud-init keeps its result."""
+        with house.db.write() as session:
+            session.add(Event(kind="said", reason={"code": "host_error", "args": {"detail": "a \ud800 b"}}))
+        with house.db.read() as session:
+            (said,) = session.exec(select(Event).where(Event.kind == "said")).all()
+        assert said.reason and said.reason["args"]["detail"] == "a ? b"
 
     def test_our_database_being_away_fails_nobody(self, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
         house.host()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from vmgpu.db import Database, setting
 from vmgpu.errors import HostUnreachable
 from vmgpu.hypervisor import HostRef, Hypervisor
+from vmgpu.hypervisor.sysfs import Sysfs
 from vmgpu.models import Host
 from vmgpu.settings import Settings
 from vmgpu.views import network_of
@@ -32,6 +33,12 @@ class OpenHosts:
             if host is None:
                 raise HostUnreachable("This host was removed")
             ref = host_ref(host, setting(session, "installation") or "", self._settings)
+            there = (host.facts or {}).get("here")
+        if there and there != Sysfs().machine_id():
+            raise HostUnreachable(
+                f"{ref.name} is the machine of another process of the service, and {ref.uri} here means this one",
+                hint="Add it as qemu+ssh://USER@MACHINE/system, or run every process on that machine.",
+            )
         with self._lock:
             known = self._open.get(host_id)
             if known and known[0] == ref:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -122,10 +123,13 @@ def migrate(database: Database) -> None:
     """Bring the schema to what this version needs; a newer one than ours is refused."""
     from vmgpu.migrations import HEAD
 
-    with database.engine.connect() as conn:
-        version = None
-        if inspect(conn).has_table("alembic_version"):
-            version = conn.execute(text("SELECT version_num FROM alembic_version")).scalar()
+    try:
+        with database.engine.connect() as conn:
+            version = None
+            if inspect(conn).has_table("alembic_version"):
+                version = conn.execute(text("SELECT version_num FROM alembic_version")).scalar()
+    except (OperationalError, InterfaceError) as bad:
+        raise _away(bad) from bad
     if version == HEAD:
         return
     # alembic is slow to import, and most starts have nothing to do
@@ -273,7 +277,7 @@ def _psycopg(url: str) -> str:
 
 def _sqlite(url: str) -> Engine:
     connect = {"timeout": 30, "check_same_thread": False}
-    engine = create_engine(url, connect_args=connect, json_deserializer=from_json)
+    engine = create_engine(url, connect_args=connect, json_serializer=_json, json_deserializer=from_json)
 
     @event.listens_for(engine, "connect")
     def _open(raw: Any, _: Any) -> None:
@@ -289,7 +293,19 @@ def _sqlite(url: str) -> Engine:
 
 
 def _postgres(url: str) -> Engine:
-    return create_engine(url, pool_size=20, max_overflow=20, pool_pre_ping=True, json_deserializer=from_json)
+    return create_engine(
+        url,
+        pool_size=20,
+        max_overflow=20,
+        pool_pre_ping=True,
+        json_serializer=_json,
+        json_deserializer=from_json,
+    )
+
+
+def _json(value: Any) -> str:
+    """What `from_json` can read again, whatever text a guest or a host gave us: half characters become marks."""
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace").decode()
 
 
 def _changed(session: Session) -> Iterator[Change]:

@@ -113,6 +113,7 @@ class ReasonCode(StrEnum):
     card_quarantined = "card_quarantined"
     card_excluded = "card_excluded"
     host_excluded = "host_excluded"
+    other_kind = "other_kind"
     never_fits = "never_fits"
     # what a step is doing or waiting for
     carving = "carving"
@@ -141,6 +142,7 @@ class ReasonCode(StrEnum):
     guest_powered_off = "guest_powered_off"
     guest_crashed = "guest_crashed"
     domain_gone = "domain_gone"
+    host_given_up = "host_given_up"
     disk_gone = "disk_gone"
     step_too_long = "step_too_long"
     host_error = "host_error"
@@ -208,6 +210,10 @@ _WORDS: Mapping[ReasonCode, tuple[str, str]] = {
     ),
     ReasonCode.card_excluded: ("Card {gpu} failed this VM before and is not tried again", "Add or free another card."),
     ReasonCode.host_excluded: ("Host {host} failed this VM before and is not tried again", "Add or free another host."),
+    ReasonCode.other_kind: (
+        "Its image does not run there ({hosts}): simulated hosts run simulated images only, which run nowhere else",
+        "Choose another image, or ask an admin to add a host that runs this one.",
+    ),
     ReasonCode.never_fits: (
         "No host could ever hold this, even when empty: {detail}",
         "The nearest that fits: {nearest}.",
@@ -280,6 +286,7 @@ _WORDS: Mapping[ReasonCode, tuple[str, str]] = {
         "The host no longer knows this VM: it was undefined by hand; its slices went back, its disk is kept",
         "Start it to define it again: vmgpu vm start {vm}. Or release it.",
     ),
+    ReasonCode.host_given_up: ("Its host {host} was given up, with all that lay there", ""),
     ReasonCode.disk_gone: ("Its disk is no longer on host {host}", "Reset the VM for a fresh disk, or release it."),
     ReasonCode.step_too_long: (
         "{state} took longer than {seconds} s; the last thing seen: {detail}",

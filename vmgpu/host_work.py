@@ -6,10 +6,12 @@ import logging
 from datetime import timedelta
 from pathlib import Path
 
+from sqlmodel import select
+
 from vmgpu import crash, machines, outcomes, views
 from vmgpu.errors import HostRefused, HostUnreachable, ReasonCode, Unavailable, VmgpuError, reason
 from vmgpu.hypervisor import Progress
-from vmgpu.models import VM, Host, HostState, Image, ImageCopy, ImageState, now
+from vmgpu.models import VM, Host, HostState, Image, ImageCopy, ImageState, VMState, now
 from vmgpu.work import Ground, Job
 
 log = logging.getLogger(__name__)
@@ -25,7 +27,10 @@ def visit(job: Job, ground: Ground) -> None:
     crash.point("host.begin")
     try:
         open_host = ground.hosts.get(host.id)
-        if view.state is HostState.removing:
+        if view.state is HostState.removing and _holds_vms(ground, host.id):
+            # given up as lost, and it answers after all: then it is not
+            news = machines.visit(view, open_host)
+        elif view.state is HostState.removing:
             with ground.db.read() as session:
                 images_there = session.exec(outcomes.images_on(host.id)).all()
             for image in images_there:
@@ -57,7 +62,7 @@ def visit(job: Job, ground: Ground) -> None:
         return
     with ground.db.write() as session:
         row = outcomes.held(session, Host, job.row_id, job.token)
-        if row.state is HostState.removing:
+        if row.state is HostState.removing and view.state is not HostState.removing:
             outcomes.let_go(row, now())
             return
         if twin := outcomes.twin(session, row, news):
@@ -68,6 +73,12 @@ def visit(job: Job, ground: Ground) -> None:
             return
         outcomes.apply_host(session, row, news, ground.installation, ground.settings.sync_every)
     crash.point("host.applied")
+
+
+def _holds_vms(ground: Ground, host_id: str) -> bool:
+    with ground.db.read() as session:
+        held = select(VM.id).where(VM.host_id == host_id, VM.state != VMState.gone)
+        return session.exec(held).first() is not None
 
 
 def _forget(ground: Ground, job: Job) -> None:

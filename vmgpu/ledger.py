@@ -36,10 +36,11 @@ from vmgpu.models import (
 
 def fleet(session: Session) -> placement.Fleet:
     """All hosts and cards with what VMs hold on them."""
+    # before the VMs: what is placed between the two reads then fails on the host's version
+    hosts = session.exec(select(Host).order_by(Host.id)).all()
     held: dict[str, list[VM]] = defaultdict(list)
     for vm in session.exec(select(VM).where(col(VM.host_id).is_not(None), VM.state != VMState.gone)).all():
         held[str(vm.host_id)].append(vm)
-    hosts = session.exec(select(Host).order_by(Host.id)).all()
     gpus = session.exec(select(Gpu).where(col(Gpu.mode).is_not(None))).all()
     physical = {gpu.id for gpu in gpus if gpu.mode == placement.Mode.passthrough}
     cuts: dict[str, list[placement.Window]] = defaultdict(list)
@@ -209,7 +210,8 @@ def _wish(vm: VM, wrong_hosts: set[str]) -> placement.Wish:
         disk_gib=vm.disk_gib,
         gpu=gpu_wish(vm.profile, vm.fgpu),
         disk_on=vm.host_id if vm.has_disk else None,
-        not_hosts=frozenset({*vm.excluded, *wrong_hosts}) if not vm.has_disk else frozenset(),
+        other_kind=frozenset(wrong_hosts) if not vm.has_disk else frozenset(),
+        not_hosts=frozenset(vm.excluded) if not vm.has_disk else frozenset(),
         not_gpus=frozenset(vm.excluded),
     )
 

@@ -282,7 +282,8 @@ def capture(vm: VMView, world: World) -> Outcome:
 def after_capture(vm: VMView) -> VMState:
     """Where a capture leaves the VM: as it was, or on the way to what was asked meanwhile."""
     if vm.wanted is Wanted.running:
-        return S.booting
+        # one that was started during the copy, and holds nothing, queues like any other
+        return S.booting if vm.holds else S.stopped
     # a VM that ran still has its address; stopping then decides about its slices
     return S.stopping if vm.address or vm.stop_mode else S.stopped
 
@@ -305,18 +306,23 @@ def settle(vm: VMView, world: World) -> Outcome:
         if (vm.retry and not vm.ever_ran) or not vm.has_disk:
             world.host.erase(vm.id)
     if vm.retry:
-        again: dict[str, Any] = {"retry": False, "tries": vm.tries + 1, "wanted": Wanted.running}
+        again: dict[str, Any] = {"retry": False, "tries": vm.tries + 1}
         if not vm.ever_ran:
             again |= {"has_disk": False, "built": 0}
         return Hop(S.pending, again, slices_back=True)
-    return Nap(None, slices_back=True)
+    return _given_back(vm)
 
 
 @step(S.lost, within=120)
 def let_go(vm: VMView, world: World) -> Outcome:
     """The domain is no longer defined: give the slices back once, keep the disk."""
     _give_back(vm, world)
-    return Nap(None, slices_back=True)
+    return _given_back(vm)
+
+
+def _given_back(vm: VMView) -> Outcome:
+    """A start that was wished while the slices were not back yet is served now."""
+    return Hop(S.pending, slices_back=True) if vm.wanted is Wanted.running else Nap(None, slices_back=True)
 
 
 def _power_down(vm: VMView, world: World) -> Nap | None:

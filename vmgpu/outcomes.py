@@ -197,8 +197,15 @@ def copy_at(session: Session, copy: ImageCopy, percent: int) -> None:
 
 
 def forget_host(session: Session, host: Host) -> None:
-    """Remove a host's rows; VMs that are gone keep their history without it."""
-    for vm in session.exec(select(VM).where(VM.host_id == host.id)).all():
+    """Remove a host's rows; VMs keep their history without it, and those that lay on a lost one are gone with it."""
+    for vm in session.exec(select(VM).where(VM.host_id == host.id).order_by(VM.id)).all():
+        if vm.state is not VMState.gone:
+            because = reason(ReasonCode.host_given_up, host=host.name)
+            _capture_failed(session, vm, because)
+            session.execute(delete(Slice).where(col(Slice.vm_id) == vm.id))
+            _move(session, vm, VMState.gone, because)
+            vm.wanted, vm.gone_at, vm.holds, vm.has_disk, vm.address = Wanted.gone, now(), False, False, None
+            let_go(vm, None)
         vm.host_id = None
     session.flush()
     session.execute(delete(ImageCopy).where(col(ImageCopy.host_id) == host.id))

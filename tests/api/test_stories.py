@@ -158,7 +158,11 @@ def test_the_way_into_a_vm(house: House) -> None:
     assert (way["login"], way["address"], way["port"], way["jump"]) == ("anna", "192.168.171.10", 22, None)
     assert way["known_hosts"] == f"{way['alias']} {vm.host_key}"
     assert house.admin.get("/vms/a/ssh").json()["login"] == "admin"
-    assert anna.get("/vms/b/ssh").json()["jump"] == "root@gpu1.example.org:2222"
+    far_way = house.admin.get("/vms/anna/b/ssh").json()
+    assert far_way["jump"] == "root@gpu1.example.org:2222" and far_way["jump_known_hosts"].endswith(" None")
+    # how a host is opened is not told to those who have no account there
+    refused = anna.get("/vms/b/ssh")
+    assert refused.status_code == 409 and "example.org" not in refused.text
     assert anna.get("/vms/c/ssh").status_code == 409
 
 

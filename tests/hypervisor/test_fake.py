@@ -692,7 +692,7 @@ class TestAHandAtTheHost:
                 touch(theirs)
         seen = host.look(theirs)
         assert (seen.power, seen.installation) == (Power.running, None)
-        assert admin.counts()["foreign_touched"] == 6
+        assert admin.counts()["foreign_touched"] == 5
         admin.reboot_host()
         assert admin.everything().leaks() == ()
 

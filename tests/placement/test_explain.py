@@ -32,6 +32,7 @@ def test_each_filter_says_what_it_left() -> None:
     steps = placement.explain(wish("3g.20gb"), Fleet(hosts, cards))
     assert [(s.filter, s.left) for s in steps] == [
         (Filter.disk_place, 4),
+        (Filter.kind, 4),
         (Filter.retry, 4),
         (Filter.offer, 3),
         (Filter.host_open, 2),
@@ -40,6 +41,14 @@ def test_each_filter_says_what_it_left() -> None:
         (Filter.cpu, 0),
     ]
     assert steps[-1].reason == reason(ReasonCode.no_host_cpu, needed=1, free=0)
+
+
+def test_an_image_of_the_other_kind_is_no_failure_of_the_host() -> None:
+    fleet = Fleet([host("h1")], [card("g1")])
+    for gpu in ("1g.5gb", None):
+        found = no(fleet, gpu=gpu, other_kind=frozenset({"h1"}))
+        assert found == reason(ReasonCode.other_kind, hosts="h1")
+    assert why(fleet, gpu="1g.5gb", other_kind=frozenset({"h1"})).code == ReasonCode.other_kind
 
 
 def test_a_wish_that_fits_passes_all_filters() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Path
+from fastapi import APIRouter, Body, Path, Query
 from sqlmodel import col, select
 from starlette.responses import Response
 
@@ -66,9 +66,16 @@ def change_host(
 
 
 @router.delete("/hosts/{name}", status_code=202, response_model=HostOut, tags=["hosts"], **_ADMIN)
-def remove_host(name: str, db: Db, me: Me, stopping: Stopping, wait: Wait = 0) -> HostOut:
+def remove_host(
+    name: str,
+    db: Db,
+    me: Me,
+    stopping: Stopping,
+    lost: Annotated[bool, Query(description="It will never answer again: its VMs are given up with it")] = False,
+    wait: Wait = 0,
+) -> HostOut:
     """Let it go; refused while it holds VMs. `wait`: until it is."""
-    row = hosts.remove(db, me, name)
+    row = hosts.remove(db, me, name, lost=lost)
     with db.read() as session:
         leaving = show.hosts(session, [row], to=me)[0]
 

@@ -76,12 +76,14 @@ def show(desk: Desk, name: str) -> None:
 
 @verb(host, "remove")
 @click.argument("name")
+@click.option("--lost", is_flag=True, help="It will never answer again: give up its VMs with it.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--wait", default=60.0, show_default=True, help="Seconds to wait until it is gone.")
-def remove(desk: Desk, name: str, yes: bool, wait: float) -> None:
+def remove(desk: Desk, name: str, lost: bool, yes: bool, wait: float) -> None:
     """Let a host go; refused while it holds VMs."""
-    desk.sure(f"Let host {name} go?", yes=yes)
-    watch.gone(desk, "hosts", name, wait=wait, done=f"Host {name} is let go.", going=f"Host {name} is being let go.")
+    desk.sure(f"Give host {name} up, with all VMs on it?" if lost else f"Let host {name} go?", yes=yes)
+    said = {"done": f"Host {name} is let go.", "going": f"Host {name} is being let go."}
+    watch.gone(desk, "hosts", name, wait=wait, **said, **({"lost": "true"} if lost else {}))
 
 
 @verb(host, "drain")

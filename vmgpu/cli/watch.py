@@ -53,10 +53,10 @@ def image(desk: Desk, id_: str, *, timeout: str | None) -> dict[str, Any]:
     return last
 
 
-def gone(desk: Desk, noun: str, name: str, *, wait: float, done: str, going: str) -> None:
+def gone(desk: Desk, noun: str, name: str, *, wait: float, done: str, going: str, **query: str) -> None:
     """Remove and answer: `done` where it is gone, else `going`. Raises Refused where it was waited for in vain."""
     end = time.monotonic() + wait
-    row = desk.delete(noun, name, wait=wait)
+    row = desk.delete(noun, name, wait=wait, **query)
     # where many wait already, the service answers at once
     while not (left := _is_gone(desk, noun, row["id"])) and time.monotonic() < end:
         time.sleep(_PAUSE)
@@ -100,5 +100,5 @@ def _phase(vm: dict[str, Any]) -> str:
 def _is_settled(vm: dict[str, Any], goal: Collection[str]) -> bool:
     if vm["state"] in goal or vm["state"] == "gone":
         return True
-    # a failure that is tried once more passes through `failed` no longer than the moment between two looks
-    return vm["state"] in ("failed", "lost") or (vm["state"] == "stopped" and vm["wanted"] == "stopped")
+    # one that is still wanted running is tried once more, or was just asked to start
+    return vm["state"] in ("failed", "lost", "stopped") and vm["wanted"] == "stopped"

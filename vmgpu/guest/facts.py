@@ -166,7 +166,8 @@ def _by_files(result: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[Clo
     stages = [stage for stage in status.values() if isinstance(stage, dict)]
     errors = [*_list(result.get("errors")), *(error for stage in stages for error in _list(stage.get("errors")))]
     recoverable = [message for stage in stages for message in _messages(stage.get("recoverable_errors"))]
-    return _ended(str(result.get("datasource") or status.get("datasource") or ""), errors, recoverable, code=0)
+    source = _plain(str(result.get("datasource") or status.get("datasource") or ""))
+    return _ended(source, errors, recoverable, code=0)
 
 
 def _by_program(said: str, code: int) -> tuple[CloudInit, tuple[str, ...]]:
@@ -175,7 +176,7 @@ def _by_program(said: str, code: int) -> tuple[CloudInit, tuple[str, ...]]:
     if state.startswith("disabled"):
         return look_at_cloud_init({"disabled": ""})
     if state == "error" and not errors:
-        errors = [str(told.get("detail") or "no details")]
+        errors = [_plain(str(told.get("detail") or "no details"))]
     if state not in ("done", "error") and not state.startswith("degraded"):
         raise Unfinished
     return _ended(
@@ -208,7 +209,9 @@ def _ended(source: str, errors: list[str], warnings: list[str], *, code: int) ->
 def _messages(levels: Any) -> list[str]:
     if not isinstance(levels, dict):
         return []
-    return [f"{level.lower()}: {text}"[:_MOST_DETAIL] for level, texts in levels.items() for text in _list(texts)]
+    return [
+        f"{_plain(level).lower()}: {text}"[:_MOST_DETAIL] for level, texts in levels.items() for text in _list(texts)
+    ]
 
 
 def _emulated(devices: tuple[Device, ...], dmi: str, want: EmulatedCard) -> str:
@@ -279,7 +282,12 @@ def _json(text: str) -> dict[str, Any]:
 
 
 def _list(value: Any) -> list[str]:
-    return [str(one) for one in value] if isinstance(value, list) else []
+    return [_plain(str(one)) for one in value] if isinstance(value, list) else []
+
+
+def _plain(text: str) -> str:
+    """JSON can name halves of characters, which no text may hold: root in a guest writes here what it likes."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _number(text: str, base: int = 10) -> int:

@@ -200,12 +200,14 @@ class NumaNode:
 class HostFacts:
     """The answer of a survey; None is unknown.
 
-    `machine` is the same under whatever address it is reached, empty where unknown; `disk_written_mib`: what of each
-    VM's disk is written, and so missing from the free space already.
+    `machine` is the same under whatever address it is reached, empty where unknown; `here` is the service's own machine
+    where that is the host; `disk_written_mib`: what of each VM's disk is written, and so missing from the free space
+    already.
     """
 
     hostname: str
     machine: str
+    here: str
     boot_id: str
     libvirt: str
     qemu: str

@@ -43,6 +43,7 @@ def survey(
         hostname=connection.getHostname(),
         # boards have been sold with one UUID for all of them: the name is part of it
         machine=f"{capabilities.findtext('host/uuid') or ''} {connection.getHostname()}".strip(),
+        here=here.machine_id() if here else "",
         boot_id=boot_id,
         libvirt=accel.dotted(connection.getLibVersion()),
         qemu=accel.dotted(connection.getVersion()),

@@ -26,6 +26,10 @@ class Sysfs:
         """A text that changes when this machine boots."""
         return _text(self._root / "proc/sys/kernel/random/boot_id")
 
+    def machine_id(self) -> str:
+        """A text that no other machine has, and that stays."""
+        return _text(self._root / "etc/machine-id")
+
     def cpu_model(self) -> str:
         """The processor's name as the kernel prints it."""
         found = re.search(r"^model name\s*:\s*(.+)$", _text(self._root / "proc/cpuinfo"), re.M)

@@ -166,7 +166,9 @@ class Demo:
             libvirtd.stop(self._libvirtd_folder)
             self._screen.plain(told_when_private(vms, self._folder))
         else:
-            self._screen.plain(told_when_left(vms, images, self._folder, self._settings))
+            self._screen.plain(
+                told_when_left(vms, images, self._folder, self._settings, by_sudo="SUDO_UID" in os.environ)
+            )
         return True
 
     def _remove(self) -> bool:

@@ -57,9 +57,12 @@ def told_at_the_end(admin: Api, keyring: Keyring, folder: Path, token: Path, set
     return "\n".join(lines)
 
 
-def told_when_left(vms: Sequence[VMOut], images: Sequence[ImageOut], folder: Path, settings: Settings) -> str:
+def told_when_left(
+    vms: Sequence[VMOut], images: Sequence[ImageOut], folder: Path, settings: Settings, *, by_sudo: bool
+) -> str:
     """What stays after the service has ended, how to go on and how to remove it."""
     vmgpu = _short(program())
+    sudo = "sudo -E " if by_sudo else ""
     lines = ["", "The service has ended."]
     if vms:
         lines.append(f"  VMs       {_named(vms)}: they stay as they are")
@@ -69,11 +72,11 @@ def told_when_left(vms: Sequence[VMOut], images: Sequence[ImageOut], folder: Pat
         "To go on: make demo (it begins again with what is there). To remove everything:",
         "",
         f"  export VMGPU_DATA_DIR={folder} VMGPU_BIND={settings.bind}",
-        f"  {vmgpu} serve 2>/dev/null &",
-        *(f"  {vmgpu} vm release {vm.owner}/{vm.name} --yes --wait" for vm in vms),
-        *(f"  {vmgpu} image remove {image.name}" for image in images if image.name == SNAPSHOT),
-        f"  {vmgpu} host remove {HOST} --yes",
-        f"  kill %1 && wait && rm -r {folder}",
+        f"  {sudo}{vmgpu} serve 2>/dev/null &",
+        *(f"  {sudo}{vmgpu} vm release {vm.owner}/{vm.name} --yes --wait" for vm in vms),
+        *(f"  {sudo}{vmgpu} image remove {image.name}" for image in images if image.name == SNAPSHOT),
+        f"  {sudo}{vmgpu} host remove {HOST} --yes",
+        f"  {sudo}kill $! && wait && {sudo}rm -r {folder}",
     ]
     return "\n".join(lines)
 

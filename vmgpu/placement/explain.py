@@ -17,6 +17,7 @@ class Filter(StrEnum):
     """What may rule a place out, in the order in which it is asked: lasting facts first, then what is short now."""
 
     disk_place = "disk_place"
+    kind = "kind"
     retry = "retry"
     offer = "offer"
     host_open = "host_open"
@@ -81,7 +82,9 @@ def never(wish: Wish, fleet: Fleet) -> Reason | None:
         return None
     if wish.disk_on is not None and wish.disk_on not in fleet.hosts:
         return _why_not_here(wish, fleet, [])
-    places = _places(wish, fleet)
+    places = [place for place in _places(wish, fleet) if place.host.id not in wish.other_kind]
+    if not places and wish.other_kind:
+        return _why_other_kind(wish, fleet, places)
     left = [place for place in places if _passes_retry(wish, place)]
     if places and not left:
         return _why_excluded(wish, fleet, places)
@@ -154,13 +157,18 @@ def _places(wish: Wish, fleet: Fleet) -> list[_Place]:
 
 
 def _passes_retry(wish: Wish, place: _Place) -> bool:
-    return policy.may_use(wish, place.host.id) and not (place.card and place.card.id in wish.not_gpus)
+    return place.host.id not in wish.not_hosts and not (place.card and place.card.id in wish.not_gpus)
 
 
 def _passes_slice(wish: Wish, place: _Place) -> bool:
     if not (place.card and place.shape and place.profile):
         return False
     return bool(tables.starts(place.shape, tables.layout(place.shape, place.card.taken), place.profile))
+
+
+def _why_other_kind(wish: Wish, fleet: Fleet, before: list[_Place]) -> Reason:
+    names = sorted(fleet.hosts[host].name for host in wish.other_kind if host in fleet.hosts)
+    return reason(ReasonCode.other_kind, hosts=", ".join(names))
 
 
 def _why_not_here(wish: Wish, fleet: Fleet, before: list[_Place]) -> Reason:
@@ -239,6 +247,7 @@ def _gib(mib: int) -> str:
 _Why = Callable[[Wish, Fleet, list[_Place]], Reason]
 _FILTERS: tuple[tuple[Filter, Callable[[Wish, _Place], bool], _Why], ...] = (
     (Filter.disk_place, lambda wish, p: wish.disk_on in (None, p.host.id), _why_not_here),
+    (Filter.kind, lambda wish, p: p.host.id not in wish.other_kind, _why_other_kind),
     (Filter.retry, _passes_retry, _why_excluded),
     (Filter.offer, lambda wish, p: p.profile is not None, _why_no_offer),
     (Filter.host_open, lambda wish, p: p.host.closed is None, _why_closed),

@@ -46,8 +46,8 @@ def has_disk(host: HostState, wish: Wish) -> bool:
 
 
 def may_use(wish: Wish, host_id: str) -> bool:
-    """Say whether this host is one the VM may go to at all: where its disk lies, and not blamed."""
-    return wish.disk_on in (None, host_id) and host_id not in wish.not_hosts
+    """Say whether this host is one the VM may go to at all: it runs such images, has its disk, and is not blamed."""
+    return wish.disk_on in (None, host_id) and host_id not in wish.not_hosts and host_id not in wish.other_kind
 
 
 def _on_card(wish: Wish, fleet: Fleet, gpu: GpuWish) -> Placed | None:

@@ -40,6 +40,7 @@ class Wish:
     disk_gib: int = 0
     gpu: GpuWish | None = None
     disk_on: str | None = None  # the host where its disk lies already: no other will do, and no new disk is needed
+    other_kind: frozenset[str] = frozenset()  # hosts that do not run its image: a simulated host runs no real one
     not_hosts: frozenset[str] = frozenset()  # blamed for its last failure
     not_gpus: frozenset[str] = frozenset()
 
@@ -47,7 +48,8 @@ class Wish:
     def kind(self) -> tuple[object, ...]:
         """All that decides where it fits: of two wishes of one kind, only the order differs."""
         return (
-            self.gpu, self.vcpus, self.memory_mib, self.disk_gib, self.disk_on, self.not_hosts, self.not_gpus,
+            self.gpu, self.vcpus, self.memory_mib, self.disk_gib, self.disk_on, self.other_kind, self.not_hosts,
+            self.not_gpus,
         )  # fmt: skip
 
     @property

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from sqlalchemy import or_
 from sqlmodel import Session, col, select
 
@@ -57,35 +55,30 @@ def change(db: Database, actor: Actor, name: str, asked: HostChange) -> Host:
         return host
 
 
-def survey(db: Database, actor: Actor, name: str, *, wait: float = 0) -> Host:
-    """Wish a new survey, and wait so many seconds for it."""
+def survey(db: Database, actor: Actor, name: str) -> Host:
+    """Wish a new survey; its end shows in `surveyed_at`."""
     must_be_admin(actor)
     with db.write() as session:
         host = find_host(session, name)
-        host.survey_asked = asked_at = now()
-        session.flush()
-        wake(session, Host, col(Host.id) == host.id)
-    until = time.monotonic() + wait
-    while True:
-        with db.read() as session:
-            host = find_host(session, name)
-        if (host.surveyed_at and host.surveyed_at >= asked_at) or time.monotonic() >= until:
-            return host
-        time.sleep(0.2)
+        wake(session, Host, col(Host.id) == host.id, survey_asked=now())
+        session.refresh(host)
+        return host
 
 
-def remove(db: Database, actor: Actor, name: str) -> Host:
-    """Let a host go; refused while it holds VMs."""
+def remove(db: Database, actor: Actor, name: str, *, lost: bool = False) -> Host:
+    """Let a host go; refused while it holds VMs, unless it does not answer and is `lost`: then they go with it."""
     must_be_admin(actor)
     with db.write() as session:
         host = find_host(session, name)
         session.refresh(host, with_for_update=HOLD)  # the leader compares its version
         vms = session.exec(select(VM.name).where(VM.host_id == host.id, VM.state != VMState.gone)).all()
-        if vms:
-            raise Conflict(
-                f"Host {name} holds {len(vms)} VM(s): {', '.join(sorted(vms)[:5])}",
-                hint=f"Release them first; vmgpu host drain {name} keeps new ones away.",
-            )
+        if lost and host.state is not HostState.unreachable:
+            raise Conflict(f"Host {name} is {host.state}: it is not lost", hint="Release its VMs, then remove it.")
+        if vms and not lost:
+            hint = f"Release them first; vmgpu host drain {name} keeps new ones away."
+            if host.state is HostState.unreachable:
+                hint = f"If it will never answer again: vmgpu host remove {name} --lost gives them up with it."
+            raise Conflict(f"Host {name} holds {len(vms)} VM(s): {', '.join(sorted(vms)[:5])}", hint=hint)
         host.state, host.version = HostState.removing, host.version + 1
         session.flush()
         wake(session, Host, col(Host.id) == host.id)

@@ -27,6 +27,11 @@ def ssh(session: Session, actor: Actor, ref: str) -> ReachOut:
     owner = session.get_one(User, vm.owner_id).name
     login = logins.get(actor.name) or logins[owner]
     jump = _jump(host)
+    if jump and not actor.admin:
+        raise Conflict(
+            f"{vm.name} lies behind the NAT of host {host.name}: only accounts of that host reach it by SSH",
+            hint="Ask an admin for a host whose guests sit on a bridge, or to add this one with --bridge.",
+        )
     alias = f"vmgpu-{vm.id}"
     return ReachOut(
         vm=vm.name,
@@ -43,8 +48,16 @@ def ssh(session: Session, actor: Actor, ref: str) -> ReachOut:
         command=" ".join(
             ["ssh", *(["-J", jump] if jump else []), "-o", f"HostKeyAlias={alias}", f"{login}@{vm.address}"]
         ),
-        says=f"Through the host {host.name}, by its own SSH server" if jump else f"Directly at {vm.address}",
+        says=_says(host, vm.address, jump),
     )
+
+
+def _says(host: Host, address: str, jump: str | None) -> str:
+    if jump:
+        return f"Through the host {host.name}, by its own SSH server"
+    if host.bridge:
+        return f"Directly at {address}"
+    return f"At {address}, from the machine of the service: its guests sit behind its NAT"
 
 
 def _alias(host: Host) -> str:

@@ -101,6 +101,9 @@ def start(db: Database, actor: Actor, ref: str) -> VM:
         vm = _locked(session, find_vm(session, actor, ref))
         if vm.wanted is Wanted.gone:
             raise Conflict(f"{vm.name} is being released", hint="Request a new VM.")
+        image = session.get_one(Image, vm.image_id)
+        if not vm.has_disk and image.state in (ImageState.failed, ImageState.deleting):
+            raise Conflict(f"Its image {image.name} is {image.state}", hint="Request a new VM from another image.")
         if vm.wanted is Wanted.stopped:
             _begin_anew(session, vm)
         return _wished(session, actor, vm, "start")

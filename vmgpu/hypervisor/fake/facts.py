@@ -18,6 +18,7 @@ def host_facts(ref: HostRef, shape: FakeShape, *, boot_id: str, images_mib: int)
     return HostFacts(
         hostname=ref.name,
         machine="",
+        here="",
         boot_id=boot_id,
         libvirt=_SIMULATED,
         qemu=_SIMULATED,

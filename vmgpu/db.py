@@ -277,7 +277,13 @@ def _psycopg(url: str) -> str:
 
 def _sqlite(url: str) -> Engine:
     connect = {"timeout": 30, "check_same_thread": False}
-    engine = create_engine(url, connect_args=connect, json_serializer=_json, json_deserializer=from_json)
+    engine = create_engine(
+        url,
+        connect_args=connect,
+        pool_use_lifo=True,  # each connection keeps pages of its own: few are used while few are needed
+        json_serializer=_json,
+        json_deserializer=from_json,
+    )
 
     @event.listens_for(engine, "connect")
     def _open(raw: Any, _: Any) -> None:

@@ -14,6 +14,9 @@ from starlette.responses import Response
 
 Out = TypeVar("Out", bound=BaseModel)
 Found = TypeVar("Found")
+Row = TypeVar("Row")
+
+_AT_ONCE = 250
 
 # Whoever waits keeps a handler's thread meanwhile: most of those are for callers who do not wait.
 WAITERS = 8
@@ -32,6 +35,15 @@ class Items(BaseModel, Generic[Out]):
 def items(kind: type[Out], rows: Sequence[Out], *, status: int = 200) -> Response:
     """The rows as they are: they were checked when they were made, and FastAPI would check each of them once more."""
     return Response(b'{"items":' + _list_of(kind).dump_json(list(rows)) + b"}", status, media_type="application/json")
+
+
+def many(kind: type[Out], rows: Sequence[Row], shown: Callable[[Sequence[Row]], Sequence[Out]]) -> Response:
+    """A list that may be long, shown some rows at a time: what is in memory at once would stay with the process."""
+    body = bytearray(b'{"items":[')
+    for begin in range(0, len(rows), _AT_ONCE):
+        body += b"," if begin else b""
+        body += _list_of(kind).dump_json(list(shown(rows[begin : begin + _AT_ONCE])))[1:-1]
+    return Response(bytes(body + b"]}"), media_type="application/json")
 
 
 def until(look: Callable[[], Found | None], seconds: float, stopping: threading.Event) -> Found | None:

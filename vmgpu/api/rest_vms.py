@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Query
 from starlette.responses import PlainTextResponse, Response
 
-from vmgpu.api.answers import PREFIX, Items, items, until
+from vmgpu.api.answers import PREFIX, Items, items, many, until
 from vmgpu.api.deps import Config, Db, Me, Stopping
 from vmgpu.api.faults import answers
 from vmgpu.errors import NotFound
@@ -39,7 +39,8 @@ def list_vms(
 ) -> Response:
     """The VMs that you see: yours, those you are a member of; an admin sees all."""
     with db.read() as session:
-        return items(VMOut, show.vms(session, lists.vms(session, me, states=state, owner=owner, gone=all)))
+        rows = lists.vms(session, me, states=state, owner=owner, gone=all)
+        return many(VMOut, rows, lambda some: show.vms(session, some))
 
 
 @router.get("/vms/{ref:path}/events", response_model=Items[EventOut])

@@ -102,6 +102,7 @@ class _Hand:
             worker = Worker(self._db, self._settings)
             worker.start()
             self._worker = worker
+            gc.freeze()  # what it imported stays, too
         except Exception as bad:
             log.exception("the worker does not start")
             known = isinstance(bad, VmgpuError)

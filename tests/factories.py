@@ -205,6 +205,7 @@ def _cut(session: Session, vm: VM, host: Host, profile: str) -> None:
                         vm_id=vm.id,
                         profile=size.name,
                         start=start,
+                        slot=len(rows),
                         cells=size.cells,
                         compute=size.compute,
                         memory_mib=size.memory_mib,

@@ -16,6 +16,7 @@ from vmgpu.connections import host_ref
 from vmgpu.db import Database, setting
 from vmgpu.errors import Conflict, HostRefused, ReasonCode, reason
 from vmgpu.hypervisor import (
+    Carved,
     DomainSeen,
     Emulated,
     GpuRef,
@@ -192,9 +193,9 @@ class PlayedCarver:
     def survey(self, gpu: GpuRef) -> tuple[str, ...]:
         return ()
 
-    def carve(self, ref: SliceRef) -> tuple[HostDevice, ...]:
+    def carve(self, ref: SliceRef) -> Carved:
         self.host.asked.append(f"carve {ref.id}")
-        return (DEVICE,)
+        return Carved((DEVICE,))
 
     def release(self, ref: SliceRef) -> None:
         self.host.asked.append(f"release {ref.id}")
@@ -219,7 +220,7 @@ class PlayedWorld:
     def boot_id(self) -> str:
         return str(self.host.boot_id())
 
-    def carver(self, mode: str) -> PlayedCarver:
+    def carver(self, mode: str, framework: str | None = None) -> PlayedCarver:
         return PlayedCarver(self.host)
 
     def store_path(self, image_id: str) -> Path:

@@ -101,6 +101,7 @@ class ReasonCode(StrEnum):
 
     # why a VM waits
     no_slice_free = "no_slice_free"
+    cut_otherwise = "cut_otherwise"
     no_gpu_of_kind = "no_gpu_of_kind"
     no_host_cpu = "no_host_cpu"
     no_host_memory = "no_host_memory"
@@ -173,6 +174,10 @@ _WORDS: Mapping[ReasonCode, tuple[str, str]] = {
     ReasonCode.no_slice_free: (
         "All {places} places for {profile} on {cards} card(s) are taken; it starts by itself when one is released",
         "Wait, release a VM that is no longer needed, or ask for a smaller share.",
+    ),
+    ReasonCode.cut_otherwise: (
+        "{cards} card(s) could hold {profile}, and are cut in pieces of {pieces} now: a card takes one size at a time",
+        "Wait: it starts by itself when the last of those pieces is given back. Or ask for that size.",
     ),
     ReasonCode.no_gpu_of_kind: (
         "No card that can be used now offers {wish}",

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from fractions import Fraction
+from itertools import count
 from typing import Any
 
 from sqlalchemy import CursorResult, Update, update
@@ -67,11 +68,11 @@ def wishes(session: Session, vms: Iterable[VM]) -> list[placement.Wish]:
     return [_wish(vm, real if vm.image_id in simulated else played if real else set()) for vm in vms]
 
 
-def gpu_wish(profile: str | None, fgpu: str | None) -> placement.GpuWish | None:
-    """A flavor's wish for a piece of a card; None: none."""
+def gpu_wish(profile: str | None, fgpu: str | None, *, cuda: bool = False) -> placement.GpuWish | None:
+    """A flavor's wish for a piece of a card; None: none. `cuda`: one that can run CUDA."""
     if profile:
-        return placement.ByProfile(profile)
-    return placement.ByShare(Fraction(fgpu)) if fgpu else None
+        return placement.ByProfile(profile, cuda)
+    return placement.ByShare(Fraction(fgpu), cuda) if fgpu else None
 
 
 def waiting(session: Session) -> list[VM]:
@@ -114,9 +115,11 @@ def take(session: Session, placed: placement.Placed) -> None:
     if placed.gpu_id is not None and placed.slice is not None:
         gpu = update(Gpu).where(col(Gpu.id) == placed.gpu_id, col(Gpu.version) == placed.gpu_version)
         _one(session, gpu.values(version=(placed.gpu_version or 0) + 1))
+        used = set(session.exec(select(Slice.slot).where(Slice.gpu_id == placed.gpu_id)).all())
         session.add(
             Slice(
                 gpu_id=placed.gpu_id,
+                slot=next(slot for slot in count() if slot not in used),
                 vm_id=placed.vm_id,
                 profile=placed.slice.profile,
                 start=placed.slice.start,
@@ -208,7 +211,7 @@ def _wish(vm: VM, wrong_hosts: set[str]) -> placement.Wish:
         vcpus=vm.vcpus,
         memory_mib=vm.memory_mib,
         disk_gib=vm.disk_gib,
-        gpu=gpu_wish(vm.profile, vm.fgpu),
+        gpu=gpu_wish(vm.profile, vm.fgpu, cuda=vm.cuda),
         disk_on=vm.host_id if vm.has_disk else None,
         other_kind=frozenset(wrong_hosts) if not vm.has_disk else frozenset(),
         not_hosts=frozenset(vm.excluded) if not vm.has_disk else frozenset(),
@@ -241,4 +244,39 @@ def _card(gpu: Gpu, taken: list[placement.Window]) -> placement.CardState:
         closed=closed,
         version=gpu.version,
         name=gpu.name,
+        told=told(gpu.model, gpu.mode, gpu.facts),
+    )
+
+
+def shape(model: str, mode: str, facts: Mapping[str, Any]) -> placement.CardModel:
+    """What a card can be cut into in this mode: as its host says, else as the tables know its model."""
+    return told(model, mode, facts) or placement.shape_of(model, placement.Mode(mode))
+
+
+def told(model: str, mode: str | None, facts: Mapping[str, Any]) -> placement.CardModel | None:
+    """What its host says that a card can be cut into in this mode; None where the tables must do."""
+    cuts = facts.get("cuts", {}).get(mode)
+    if not cuts:
+        return None
+    pieces = tuple(
+        placement.Profile(
+            name=piece["name"],
+            compute=piece["compute"],
+            cells=piece["cells"],
+            starts=tuple(piece["starts"]),
+            memory_mib=piece["memory_mib"],
+            most=piece["most"],
+            attributes=frozenset(piece["marks"]),
+            cuda=piece["cuda"],
+        )
+        for piece in cuts["pieces"]
+    )
+    return placement.shape_told(
+        model,
+        memory_gb=(facts.get("memory_mib") or 0) // 1024,
+        cells=cuts["cells"],
+        compute=cuts["compute"],
+        instances=cuts["instances"],
+        profiles=pieces,
+        equal=cuts["equal"],
     )

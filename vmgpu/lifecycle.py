@@ -27,7 +27,7 @@ MOVES: Mapping[VMState, frozenset[VMState]] = {
     S.pending: frozenset({S.carving, S.stopped}),
     S.carving: frozenset({S.building, S.stopping}),
     S.building: frozenset({S.booting, S.stopping}),
-    S.booting: frozenset({S.booting, S.checking, S.stopping, S.lost}),
+    S.booting: frozenset({S.building, S.booting, S.checking, S.stopping, S.lost}),
     S.checking: frozenset({S.running, S.booting, S.stopping, S.lost}),
     S.running: frozenset({S.booting, S.building, S.capturing, S.stopping, S.lost}),
     S.stopping: frozenset({S.stopped}),
@@ -44,12 +44,13 @@ BEFORE_RUNNING = frozenset({S.carving, S.building, S.booting, S.checking})
 
 @dataclass(frozen=True)
 class Hop:
-    """On to another state. `slices_back`: the hardware has them, the rows may go."""
+    """On to another state. `slices_back`: the hardware has them, the rows may go; `moved`: slices lie elsewhere now."""
 
     state: VMState
     changes: Mapping[str, Any] = field(default_factory=dict)
     because: Reason | None = None
     slices_back: bool = False
+    moved: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class World(Protocol):
     def host(self) -> Hypervisor: ...
     @property
     def boot_id(self) -> str: ...
-    def carver(self, mode: str) -> Carver: ...
+    def carver(self, mode: str, framework: str | None) -> Carver: ...
     def store_path(self, image_id: str) -> Path: ...
     def progress(self, code: ReasonCode) -> Progress: ...
 
@@ -141,7 +142,8 @@ def steer(vm: VMView) -> Hop | None:
 @step(S.carving, within=120)
 def carve(vm: VMView, world: World) -> Outcome:
     """Cut the slices this VM holds; after a crash, find them already cut."""
-    return Hop(S.building, {"devices": devices_as(_cut(vm, world))})
+    devices, moved = _cut(vm, world)
+    return Hop(S.building, {"devices": devices_as(devices)}, moved=moved)
 
 
 @step(S.building, within=300)
@@ -171,7 +173,9 @@ def boot(vm: VMView, world: World) -> Outcome:
     if seen.power is Power.absent:
         return Hop(S.lost, {"wanted": Wanted.stopped}, reason(ReasonCode.domain_gone, vm=vm.title))
     if seen.power not in (Power.running, Power.paused):
-        _cut(vm, world)  # a host's reboot may have taken what was cut
+        devices, moved = _cut(vm, world)  # a host's reboot may have taken what was cut
+        if devices != vm.devices:
+            return Hop(S.building, {"devices": devices_as(devices)}, moved=moved)
     world.host.ensure_running(vm.id)
     patience = world.settings.guest_timeout - _waited(vm, world)
     address = _wait_address(vm, world, seconds=min(15.0, patience.total_seconds()))
@@ -372,13 +376,16 @@ def _waited(vm: VMView, world: World) -> timedelta:
     return world.now - max(vm.state_since, vm.step_since or vm.state_since)
 
 
-def _cut(vm: VMView, world: World) -> tuple[HostDevice, ...]:
-    return tuple(device for cut in vm.slices for device in world.carver(cut.gpu.mode).carve(cut))
+def _cut(vm: VMView, world: World) -> tuple[tuple[HostDevice, ...], dict[str, int]]:
+    """What goes into the guest, and slices that the driver put elsewhere than was planned, with their places."""
+    carved = {cut.id: world.carver(cut.gpu.mode, cut.gpu.framework).carve(cut) for cut in vm.slices}
+    devices = tuple(device for one in carved.values() for device in one.devices)
+    return devices, {cut: one.start for cut, one in carved.items() if one.start is not None}
 
 
 def _give_back(vm: VMView, world: World) -> None:
     for cut in vm.slices:
-        world.carver(cut.gpu.mode).release(cut)
+        world.carver(cut.gpu.mode, cut.gpu.framework).release(cut)
 
 
 # cloud-init's last line on the console of every boot; by then sshd has long been up

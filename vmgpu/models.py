@@ -196,6 +196,7 @@ class Flavor(SQLModel, table=True):
     disk_gib: int
     profile: str | None = None
     fgpu: str | None = None
+    cuda: bool = False
     on_stop: OnStop | None = _enum(OnStop, None)
     created_at: datetime = _made()
 
@@ -308,12 +309,13 @@ class Gpu(SQLModel, table=True):
 class Slice(SQLModel, table=True):
     """One piece of one card, held by one VM. The row is deleted last, when the hardware has it back."""
 
-    __table_args__ = (UniqueConstraint("gpu_id", "start"),)
+    __table_args__ = (UniqueConstraint("gpu_id", "start"), UniqueConstraint("gpu_id", "slot"))
     id: str = Field(default_factory=new_id, primary_key=True)
     gpu_id: str = Field(foreign_key="gpu.id", index=True)
     vm_id: str = Field(foreign_key="vm.id", index=True)
     profile: str
     start: int
+    slot: int = 0  # which of the card's virtual functions is its: the lowest that no other slice has
     cells: int
     compute: int
     memory_mib: int
@@ -344,6 +346,7 @@ class VM(Claimed, table=True):
     disk_gib: int
     profile: str | None = None
     fgpu: str | None = None
+    cuda: bool = False
 
     # the wishes
     wanted: Wanted = _enum(Wanted, Wanted.running)

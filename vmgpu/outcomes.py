@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -103,6 +103,8 @@ def apply_vm(session: Session, vm: VM, view: VMView, outcome: Outcome) -> bool:
             if outcome.state not in MOVES[vm.state] and outcome.state not in ALWAYS:
                 raise AssertionError(f"{vm.state} does not move to {outcome.state}")
             _change(vm, view, outcome.changes)
+            for slice_id, start in outcome.moved.items():
+                session.get_one(Slice, slice_id).start = start
             if vm.state is VMState.capturing and outcome.state is VMState.releasing:
                 _capture_failed(session, vm, reason(ReasonCode.capture_failed, detail="the VM was released"))
             elif vm.state is VMState.capturing:
@@ -390,7 +392,7 @@ def _cards(session: Session, host: Host, seen: Iterable[GpuFacts]) -> None:
         if gpu.state is GpuState.absent:
             gpu.state, gpu.reason, gpu.version = GpuState.ready, None, gpu.version + 1
         gpu.name, gpu.address, gpu.model = facts.name, facts.address, facts.model
-        gpu.facts = {k: v for k, v in vars(facts).items() if k not in ("key", "name", "model", "address", "emulated")}
+        gpu.facts = {k: v for k, v in asdict(facts).items() if k not in ("key", "name", "model", "address", "emulated")}
         session.add(gpu)
     for gpu in known.values():
         if gpu.state is not GpuState.absent:

@@ -188,6 +188,7 @@ class FlavorRequest(Body):
     disk: Disk = 10
     profile: Profile | None = None
     fgpu: Fgpu | None = None
+    cuda: bool = Field(default=False, description="Only where CUDA runs: not every vGPU type can")
     on_stop: OnStop | None = None
 
     @model_validator(mode="after")

@@ -170,10 +170,23 @@ def network_of(host: Host | None) -> NetworkRef:
 
 def slice_ref(piece: Slice, gpu: Gpu) -> SliceRef:
     """A slice as carvers are told of it."""
-    card = GpuRef(gpu.id, gpu.mode or "", gpu.model, gpu.address, tuple(gpu.facts.get("companions", ())))
-    return SliceRef(
-        piece.id, piece.vm_id, card, piece.profile, piece.start, piece.cells, piece.compute, piece.memory_mib
+    facts = gpu.facts
+    card = GpuRef(
+        gpu.id,
+        gpu.mode or "",
+        gpu.model,
+        gpu.address,
+        tuple(facts.get("companions", ())),
+        facts.get("framework"),
+        bool(facts.get("on_functions")),
+        facts.get("parent"),
     )
+    cuts = facts.get("cuts", {}).get(gpu.mode) or {"pieces": ()}
+    type = next((each["type"] for each in cuts["pieces"] if each["name"] == piece.profile), None)
+    return SliceRef(
+        piece.id, piece.vm_id, card, piece.profile, piece.start, piece.cells, piece.compute, piece.memory_mib,
+        piece.slot, type,
+    )  # fmt: skip
 
 
 def devices_of(stored: list[Mapping[str, Any]]) -> tuple[HostDevice, ...]:

@@ -216,8 +216,8 @@ class _World:
     def boot_id(self) -> str:
         return self.host.boot_id()
 
-    def carver(self, mode: str) -> Carver:
-        return self.host.carver(mode)
+    def carver(self, mode: str, framework: str | None) -> Carver:
+        return self.host.carver(mode, framework)
 
     def store_path(self, image_id: str) -> Path:
         return self.settings.images_dir / f"image-{image_id}.qcow2"

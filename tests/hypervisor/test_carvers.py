@@ -42,7 +42,7 @@ def test_an_emulated_slice_is_a_scale_model_and_says_so() -> None:
     carver = carver_for("emulated", sysroot=None, profiles=lambda model: ("1g.5gb",) if model == "A100-40GB" else ())
     ref = piece("emulated", address=None)
     expected = (Emulated(video_mib=64, label="vmgpu emulated A100-40GB 3g.20gb 19968 MiB"),)
-    assert carver.carve(ref) == carver.carve(ref) == expected
+    assert carver.carve(ref).devices == carver.carve(ref).devices == expected
     carver.release(ref)
     carver.release(ref)
     assert carver.survey(ref.gpu) == ("1g.5gb",)
@@ -60,13 +60,13 @@ def test_a_whole_card_goes_with_its_sound_but_without_its_bridge(tree: Tree) -> 
     carver = carver_for("passthrough", sysroot=tree.root)
     ref = piece("passthrough")
     assert carver.survey(ref.gpu) == ("whole",)
-    assert carver.carve(ref) == carver.carve(ref) == (Pci(CARD), Pci("0000:65:00.1"))
+    assert carver.carve(ref).devices == carver.carve(ref).devices == (Pci(CARD), Pci("0000:65:00.1"))
     carver.release(ref)
 
 
 def test_another_machines_card_is_carved_as_it_was_surveyed() -> None:
     carver = carver_for("passthrough", sysroot=None)
-    assert carver.carve(piece("passthrough")) == (Pci(CARD), Pci("0000:65:00.1"))
+    assert carver.carve(piece("passthrough")).devices == (Pci(CARD), Pci("0000:65:00.1"))
     assert carver.survey(piece("passthrough", address=None).gpu) == ()
 
 
@@ -100,7 +100,7 @@ def test_carving_again_under_the_running_vm_finds_it_cut(tree: Tree, uuid: str, 
     if held:
         assert "process 900" in refusal(carver).message
     else:
-        assert carver.carve(piece("passthrough"))[0] == Pci(CARD)
+        assert carver.carve(piece("passthrough")).devices[0] == Pci(CARD)
 
 
 def test_a_dead_or_vanished_card_is_unhealthy(tree: Tree, tmp_path: Path) -> None:

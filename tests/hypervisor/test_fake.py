@@ -192,7 +192,7 @@ class TestACheerfulHost:
         assert host.simulated
 
     def test_runs_a_vm_and_forgets_it_whole(self, host: FakeHost, admin: FakeAdmin) -> None:
-        devices = host.carver("emulated").carve(piece())
+        devices = host.carver("emulated").carve(piece()).devices
         vm = spec(devices=devices)
         build(host, vm)
         assert host.address(vm.id, vm.mac, NAT) is None
@@ -344,7 +344,7 @@ class TestCutting:
         carver = host.carver(mode)
         first, again = carver.carve(piece()), carver.carve(piece())
         assert first == again
-        assert isinstance(first[0], kind)
+        assert isinstance(first.devices[0], kind)
         (cut,) = admin.everything().cuts
         assert (cut.vm_id, cut.mode, cut.calls) == (vm_id(1), mode, 2)
         for _ in range(2):
@@ -355,7 +355,7 @@ class TestCutting:
 
     def test_scales_the_emulated_memory(self, host: FakeHost) -> None:
         carver = host.carver("emulated")
-        sizes = {mib: carver.carve(replace(piece(), memory_mib=mib))[0] for mib in (4864, 19968, 40192, 80 * 1024)}
+        sizes = {mib: carver.carve(replace(piece(), memory_mib=mib)).devices[0] for mib in (4864, 19968, 40192, 80 * 1024)}
         assert [d.video_mib for d in sizes.values() if isinstance(d, Emulated)] == [16, 64, 128, 256]
 
     @pytest.mark.parametrize(
@@ -401,13 +401,13 @@ class TestCutting:
         assert admin.counts()["uncut_device"] == 1
 
     def test_shows_in_the_guest_only_what_the_domain_was_defined_with(self, host: FakeHost, admin: FakeAdmin) -> None:
-        devices = host.carver("emulated").carve(piece())
+        devices = host.carver("emulated").carve(piece()).devices
         bring_up(host, spec())
         with pytest.raises(HostRefused, match="does not show"):
             host.guest_checked(vm_id(1), devices)
 
     def test_does_not_free_what_a_guest_uses(self, host: FakeHost, admin: FakeAdmin) -> None:
-        bring_up(host, spec(devices=host.carver("emulated").carve(piece())))
+        bring_up(host, spec(devices=host.carver("emulated").carve(piece()).devices))
         with pytest.raises(HostRefused, match="in use"):
             host.carver("emulated").release(piece())
         host.power_off(vm_id(1))
@@ -450,7 +450,7 @@ class TestItsMoods:
         waker = threading.Timer(0.1, admin.wake)
         waker.start()
         carver, vm = host.carver("emulated"), spec()
-        devices = until_it_works(lambda: carver.carve(piece()))
+        devices = until_it_works(lambda: carver.carve(piece())).devices
         vm = spec(devices=devices)
         until_it_works(lambda: host.ensure_disk(vm))
         calm = 0
@@ -599,7 +599,7 @@ class TestItsMoods:
 
     def test_cardless_fails_the_check_with_its_reason(self, host: FakeHost, admin: FakeAdmin) -> None:
         admin.set_mood("cardless", **QUICK)
-        devices = host.carver("emulated").carve(piece())
+        devices = host.carver("emulated").carve(piece()).devices
         bring_up(host, spec(1, devices=devices))
         with pytest.raises(HostRefused) as no:
             host.guest_checked(vm_id(1), devices)
@@ -704,7 +704,7 @@ class TestAHandAtTheHost:
         assert admin.everything().cuts == ()
 
     def test_finds_what_leaked(self, host: FakeHost, admin: FakeAdmin) -> None:
-        bring_up(host, spec(1, devices=host.carver("emulated").carve(piece())))
+        bring_up(host, spec(1, devices=host.carver("emulated").carve(piece()).devices))
         kinds = {leak.split()[0] for leak in admin.everything().leaks()}
         assert kinds == {"domain", "cut", "disks", "seeds", "nvram", "consoles", "leases"}
         assert admin.everything().leaks({vm_id(1)}) == ()

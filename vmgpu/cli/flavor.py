@@ -22,6 +22,7 @@ def flavor() -> None:
 @click.option("--disk", default="10g", show_default=True, help="Like 20g.")
 @click.option("--profile", help="The vendor's name for a piece of a card, like 1g.10gb; or whole.")
 @click.option("--fgpu", help="A share of a card, like 0.5: see vmgpu gpu unit.")
+@click.option("--cuda", is_flag=True, help="Only where CUDA runs: not every vGPU type can.")
 @click.option("--on-stop", type=click.Choice(["keep", "release"]), help="What a stop does with the slices.")
 def add(desk: Desk, name: str, **size: Any) -> None:
     """Define a size."""
@@ -57,7 +58,8 @@ def remove(desk: Desk, name: str) -> None:
 
 
 def _wish(found: dict[str, Any]) -> str:
-    return found["profile"] or (f"{found['fgpu']} fGPU" if found["fgpu"] else "none")
+    wish = found["profile"] or (f"{found['fgpu']} fGPU" if found["fgpu"] else "none")
+    return f"{wish} with CUDA" if found["cuda"] else wish
 
 
 def _becomes(found: dict[str, Any]) -> list[str]:

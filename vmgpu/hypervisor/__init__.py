@@ -43,18 +43,25 @@ HostDevice = Pci | Mdev | Emulated
 
 @dataclass(frozen=True)
 class GpuRef:
-    """A card as a carver is told of it. `companions`: the other endpoints of its IOMMU group."""
+    """A card as a carver is told of it. `companions`: the other endpoints of its IOMMU group.
+
+    `framework`: how a vGPU reaches a guest on its host (mdev, vfio), and whether that is by its virtual functions;
+    `parent`: its name in libvirt where it is a parent of mediated devices without an address.
+    """
 
     id: str
     mode: str
     model: str
     address: str | None = None
     companions: tuple[str, ...] = ()
+    framework: str | None = None
+    on_functions: bool = False
+    parent: str | None = None
 
 
 @dataclass(frozen=True)
 class SliceRef:
-    """One piece of one card, held by one VM."""
+    """One piece of one card, held by one VM. `slot`: which virtual function is its; `type`: the vendor's number for it."""
 
     id: str
     vm_id: str
@@ -64,6 +71,16 @@ class SliceRef:
     cells: int
     compute: int
     memory_mib: int
+    slot: int = 0
+    type: int | None = None
+
+
+@dataclass(frozen=True)
+class Carved:
+    """What goes into the guest; `start`: where the slice lies, where the driver chose another place than the plan's."""
+
+    devices: tuple[HostDevice, ...]
+    start: int | None = None
 
 
 class Network(StrEnum):
@@ -161,10 +178,40 @@ class DomainSeen:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """One size that can be cut from a card: `type` is the vendor's number for it.
+
+    What has `marks` (me, gfx, series B or A) is given only to those who ask for it by name.
+    `cells` of the card's memory grid from one of `starts` (best first), and so many `compute` slices.
+    """
+
+    name: str
+    cells: int
+    compute: int
+    starts: tuple[int, ...]
+    memory_mib: int
+    most: int
+    type: int | None = None
+    cuda: bool = True
+    marks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """What a card can be cut into in one mode; `equal`: all pieces at one time are of one size."""
+
+    cells: int
+    compute: int
+    instances: int
+    pieces: tuple[Cut, ...]
+    equal: bool = False
+
+
+@dataclass(frozen=True)
 class GpuFacts:
     """A card as a survey saw it; None is unknown. `key` identifies the card across surveys.
 
-    `refusals`: mode → the Reason code's sentence why that mode is not possible, where it is not.
+    `refusals`: mode → the sentence why that mode is not possible, where it is not; `cuts`: mode → what can be cut.
     """
 
     key: str
@@ -184,6 +231,7 @@ class GpuFacts:
     memory_mib: int | None = None
     modes: tuple[str, ...] = ()
     refusals: Mapping[str, str] = field(default_factory=dict)
+    cuts: Mapping[str, Cuts] = field(default_factory=dict)
     held_by: str = ""
 
 
@@ -293,8 +341,8 @@ class Hypervisor(Protocol):
     def dial(self, address: str, port: int) -> object | None:
         """A socket to a guest that only this host reaches; None where this machine reaches it directly."""
 
-    def carver(self, mode: str) -> Carver:
-        """The carver of this mode on this host."""
+    def carver(self, mode: str, framework: str | None = None) -> Carver:
+        """What cuts cards in this mode on this host; `framework` of those that are cut into vGPUs."""
 
     def withdraw(self) -> None:
         """Leave the host: remove our network and pool where nothing is left in them; our images are dropped before."""
@@ -316,7 +364,7 @@ class Carver(Protocol):
     def survey(self, gpu: GpuRef) -> tuple[str, ...]:
         """The profiles that can be cut from this card now."""
 
-    def carve(self, ref: SliceRef) -> tuple[HostDevice, ...]:
+    def carve(self, ref: SliceRef) -> Carved:
         """Cut the slice, or find it already cut, and say what goes into the guest."""
 
     def release(self, ref: SliceRef) -> None:

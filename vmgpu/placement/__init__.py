@@ -26,6 +26,7 @@ from vmgpu.placement.tables import (
     profile_for,
     say_fgpu,
     shape_of,
+    shape_told,
     share_of,
 )
 from vmgpu.placement.values import (
@@ -75,6 +76,7 @@ __all__ = [
     "profile_on",
     "say_fgpu",
     "shape_of",
+    "shape_told",
     "share_of",
     "why_waiting",
 ]

@@ -151,8 +151,7 @@ def _places(wish: Wish, fleet: Fleet) -> list[_Place]:
     for host_id in hosts:
         host = fleet.hosts[host_id]
         for card in fleet.cards_on(host_id):
-            shape = tables.shape_of(card.model, card.mode)
-            found.append(_Place(host, card, shape, policy.profile_on(wish.gpu, shape, card.mode, fleet)))
+            found.append(_Place(host, card, card.shape, policy.profile_on(wish.gpu, card.shape, card.mode, fleet)))
     return found
 
 
@@ -200,12 +199,28 @@ def _why_closed(wish: Wish, fleet: Fleet, before: list[_Place]) -> Reason:
 
 def _why_no_slice(wish: Wish, fleet: Fleet, before: list[_Place]) -> Reason:
     held = [(p.shape, p.profile) for p in before if p.shape and p.profile]
+    others = [size for place in before if (size := _other_size(place))]
+    if len(others) == len(before):
+        return reason(
+            ReasonCode.cut_otherwise,
+            profile=" or ".join(sorted({own.name for _, own in held})),
+            cards=len(others),
+            pieces=" or ".join(_gib(size) for size in sorted(set(others))),
+        )
     return reason(
         ReasonCode.no_slice_free,
         profile=" or ".join(sorted({own.name for _, own in held})),
         places=sum(tables.places(shape, own) for shape, own in held),
         cards=len(held),
     )
+
+
+def _other_size(place: _Place) -> int | None:
+    """The size in MiB of the pieces that lie on a card which for now takes no other size than theirs."""
+    if not (place.card and place.shape and place.profile and place.shape.equal and place.card.taken):
+        return None
+    held = tables.profile(place.shape, place.card.taken[0].profile)
+    return held.memory_mib if held.cells != place.profile.cells else None
 
 
 def _why_no_cpu(wish: Wish, fleet: Fleet, before: list[_Place]) -> Reason:

@@ -93,7 +93,7 @@ class Fleet:
         if placed.gpu_id is not None and placed.slice is not None:
             card = self.cards[placed.gpu_id]
             taken = tuple(sorted((*card.taken, placed.slice)))
-            if not tables.legal(tables.shape_of(card.model, card.mode), taken):
+            if not tables.legal(card.shape, taken):
                 raise ValueError(f"{placed.slice} does not fit on card {card.id}, which holds {card.taken}")
             self._change(card, replace(card, taken=taken, version=card.version + 1))
         self._hold(placed, 1)
@@ -152,5 +152,4 @@ class Fleet:
 
 
 def _bucket(card: CardState) -> Bucket:
-    shape = tables.shape_of(card.model, card.mode)
-    return Bucket(shape, card.mode, tables.layout(shape, card.taken))
+    return Bucket(card.shape, card.mode, tables.layout(card.shape, card.taken))

@@ -19,8 +19,9 @@ def profile_on(gpu: GpuWish, shape: CardModel, mode: Mode, fleet: Fleet) -> Prof
     """The profile that meets a GPU wish on such a card, or None."""
     if isinstance(gpu, ByProfile):
         name = gpu.name.strip().lower()
-        return next((p for p in tables.offered(shape, mode) if p.name.lower() == name), None)
-    return tables.profile_for(shape, gpu.fgpu * fleet.unit(shape))
+        named = next((p for p in tables.offered(shape, mode) if p.name.lower() == name), None)
+        return named if named and (named.cuda or not gpu.cuda) else None
+    return tables.profile_for(shape, gpu.fgpu * fleet.unit(shape), cuda=gpu.cuda)
 
 
 def is_pinned(host: HostState, mode: Mode | None) -> bool:

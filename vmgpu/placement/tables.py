@@ -26,11 +26,15 @@ class Mode(StrEnum):
     emulated = "emulated"
     mig = "mig"
     passthrough = "passthrough"
+    vgpu = "vgpu"  # time-sliced, by whichever framework the host has
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One named size: compute slices, cells of the memory grid, and where it may start (best start first)."""
+    """One named size: compute slices, cells of the memory grid, and where it may start (best start first).
+
+    What has attributes (me, gfx, a vGPU's series B or A) is given only to those who ask for it by name.
+    """
 
     name: str
     compute: int
@@ -39,12 +43,16 @@ class Profile:
     memory_mib: int
     most: int
     attributes: frozenset[str] = frozenset()
+    cuda: bool = True
 
 
 # Compared by identity: each model is made once (cached below), and hashing its tables on every look-up would be slow.
 @dataclass(frozen=True, slots=True, eq=False)
 class CardModel:
-    """One kind of card: its memory grid, its compute slices and what can be cut from it."""
+    """One kind of card: its memory grid, its compute slices and what can be cut from it.
+
+    `equal`: all slices that lie on it at one time are of one size, as time-sliced vGPUs are.
+    """
 
     name: str
     memory_gb: int
@@ -56,6 +64,7 @@ class CardModel:
     aliases: tuple[str, ...] = ()
     pci_ids: tuple[str, ...] = ()
     source: tuple[str, ...] = ()
+    equal: bool = False
 
 
 class Window(NamedTuple):
@@ -112,6 +121,15 @@ def shape_of(name: str, mode: Mode) -> CardModel:
     return _whole_card(name) if mode is Mode.passthrough else model(name)
 
 
+@lru_cache(maxsize=1024)
+def shape_told(
+    name: str, *, memory_gb: int, cells: int, compute: int, instances: int, profiles: tuple[Profile, ...], equal: bool
+) -> CardModel:
+    """A card as its host says that it can be cut; cards that are told alike are one shape."""
+    whole = Profile(WHOLE, compute, cells, (0,), memory_gb * 1024, 1)
+    return CardModel(name, memory_gb, compute, cells, instances, profiles, whole, equal=equal)
+
+
 def offered(shape: CardModel, mode: Mode) -> tuple[Profile, ...]:
     """What can be asked of a card by name: its profiles, and `whole` unless MIG mode stands in the way."""
     return (*shape.profiles, shape.whole) if mode is Mode.emulated else shape.profiles
@@ -126,13 +144,17 @@ def profile(shape: CardModel, name: str) -> Profile:
     return found
 
 
-def profile_for(shape: CardModel, share: Fraction) -> Profile | None:
-    """The least profile that is at least this share of the card; None where one card holds less."""
+def profile_for(shape: CardModel, share: Fraction, *, cuda: bool = False) -> Profile | None:
+    """The least profile that is at least this share of the card; None where one card holds less.
+
+    `cuda`: of those that can run CUDA.
+    """
     if share <= 0:
         raise Invalid(f"{say_fgpu(share)} is not a share of a card", hint="A share is more than 0.", where="fgpu")
     # the floor lets k shares of 1/k fit one card: half of 7 compute slices is 3, so that two halves fit
     compute = max(1, int(share * shape.compute))
-    enough = [p for p in shape.profiles if not p.attributes and p.cells >= share * shape.cells and p.compute >= compute]
+    usable = [p for p in shape.profiles if not p.attributes and (p.cuda or not cuda)]
+    enough = [p for p in usable if p.cells >= share * shape.cells and p.compute >= compute]
     return min(enough, key=lambda p: (p.cells, p.compute), default=None)
 
 
@@ -221,7 +243,12 @@ def _spent(shape: CardModel, taken: tuple[Window, ...]) -> frozenset[str]:
     count = Counter(p.name for p in held)
     # a card has one set of media engines: one +me and one +me.all at most, of whatever size
     engines = {a for p in held for a in p.attributes if a.startswith("me")}
-    return frozenset(p.name for p in shape.profiles if count[p.name] >= p.most or engines & p.attributes)
+    sizes = {p.cells for p in held} if shape.equal else set[int]()
+    return frozenset(
+        p.name
+        for p in shape.profiles
+        if count[p.name] >= p.most or engines & p.attributes or (sizes and p.cells not in sizes)
+    )
 
 
 @cache

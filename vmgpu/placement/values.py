@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from vmgpu.errors import Reason
-from vmgpu.placement.tables import Mode, Window
+from vmgpu.placement.tables import CardModel, Mode, Window, shape_of
 
 # smaller is sooner: (priority, queued_at as seconds, id)
 Order = tuple[int, float, str]
@@ -17,6 +17,7 @@ class ByProfile:
     """A GPU wish by the vendor's name for the size, in any case of letters; `whole` is a whole card."""
 
     name: str
+    cuda: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class ByShare:
     """A GPU wish by size: this many fGPU, on any card that has as much."""
 
     fgpu: Fraction
+    cuda: bool = False
 
 
 GpuWish = ByProfile | ByShare
@@ -110,6 +112,12 @@ class CardState:
     closed: Reason | None = None  # why nothing new is cut from it now
     version: int = 0
     name: str = ""  # what people call it, for reasons
+    told: CardModel | None = None  # what its host says can be cut from it; None: what the tables know of its model
+
+    @property
+    def shape(self) -> CardModel:
+        """What can be cut from it in its mode."""
+        return self.told or shape_of(self.model, self.mode)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ def add(db: Database, actor: Actor, asked: FlavorRequest) -> Flavor:
             disk_gib=asked.disk,
             profile=asked.profile,
             fgpu=asked.fgpu,
+            cuda=asked.cuda,
             on_stop=asked.on_stop,
         )
         session.add(flavor)

@@ -137,6 +137,7 @@ class FlavorOut(BaseModel):
     disk_gib: int
     profile: str | None
     fgpu: str | None
+    cuda: bool
     on_stop: str | None
     becomes: list[ShareOut]
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from sqlmodel import Session, SQLModel, col, select
 
-from vmgpu import placement
+from vmgpu import ledger, placement
 from vmgpu.errors import Reason
 from vmgpu.models import (
     VM,
@@ -153,11 +153,15 @@ def hosts(session: Session, rows: Sequence[Host], *, to: Actor | None = None) ->
 def flavors(session: Session, rows: Sequence[Flavor]) -> list[FlavorOut]:
     """These flavors, each with what its wish becomes on the cards there are."""
     cards = session.exec(select(Gpu).where(col(Gpu.mode).is_not(None))).all()
-    kinds = sorted({(gpu.model, str(gpu.mode)) for gpu in cards})
+    kinds = {(gpu.model, str(gpu.mode), ledger.shape(gpu.model, str(gpu.mode), gpu.facts)) for gpu in cards}
     units = {unit.model: Fraction(unit.share) for unit in session.exec(select(GpuUnit)).all()}
     answer = []
     for row in rows:
-        becomes = [b for model, mode in kinds if (b := _becomes(row, model, mode, units.get(model, Fraction(1))))]
+        offers = [
+            _becomes(row, model, mode, shape, units.get(model, Fraction(1)))
+            for model, mode, shape in sorted(kinds, key=lambda kind: kind[:2])
+        ]
+        becomes = [offer for offer in offers if offer]
         answer.append(FlavorOut(**row.model_dump(exclude={"id", "created_at"}), becomes=becomes))
     return answer
 
@@ -165,16 +169,16 @@ def flavors(session: Session, rows: Sequence[Flavor]) -> list[FlavorOut]:
 def units(session: Session) -> list[UnitOut]:
     """What 1 fGPU is, for every model that has cards or a setting."""
     known = {unit.model: unit.share for unit in session.exec(select(GpuUnit)).all()}
-    modes = {gpu.model: str(gpu.mode) for gpu in session.exec(select(Gpu).where(col(Gpu.mode).is_not(None))).all()}
+    cards = {gpu.model: gpu for gpu in session.exec(select(Gpu).where(col(Gpu.mode).is_not(None))).all()}
     one = Flavor(name="", vcpus=1, memory_mib=1, disk_gib=1, fgpu="1")
-    return [
-        UnitOut(
-            model=model,
-            share=known.get(model, "1"),
-            becomes=_becomes(one, model, modes.get(model, "emulated"), Fraction(known.get(model, "1"))),
-        )
-        for model in sorted({*known, *modes})
-    ]
+    answer = []
+    for model in sorted({*known, *cards}):
+        card = cards.get(model)
+        mode = str(card.mode) if card else "emulated"
+        shape = ledger.shape(model, mode, card.facts if card else {})
+        share = known.get(model, "1")
+        answer.append(UnitOut(model=model, share=share, becomes=_becomes(one, model, mode, shape, Fraction(share))))
+    return answer
 
 
 def images(session: Session, rows: Sequence[Image]) -> list[ImageOut]:
@@ -274,8 +278,11 @@ def _slices(session: Session, *, vm_ids: list[str] | None = None) -> Sequence[tu
         query = query.where(col(Slice.vm_id).in_(vm_ids))
     answer = []
     found = session.exec(query.order_by(col(Slice.gpu_id), col(Slice.start))).all()
+    # facts are large: they are read of the cards only whose shape the tables do not know
+    real = select(Gpu.id, Gpu.facts).where(col(Gpu.mode).in_([placement.Mode.vgpu, placement.Mode.mig]))
+    facts = dict(session.exec(real).all()) if found else {}
     for vm_id, gpu, profile, start, cells, compute, memory_mib, model, mode, emulated in found:
-        shape = _shape(model, mode)
+        shape = ledger.shape(model, mode, facts.get(gpu, {})) if mode else None
         shown = SliceOut(
             gpu=gpu,
             model=model,
@@ -293,7 +300,7 @@ def _slices(session: Session, *, vm_ids: list[str] | None = None) -> Sequence[tu
 
 
 def _gpu(gpu: Gpu, host: Host, cuts: list[SliceOut]) -> GpuOut:
-    shape, facts = _shape(gpu.model, gpu.mode), gpu.facts
+    shape, facts = ledger.shape(gpu.model, gpu.mode, gpu.facts) if gpu.mode else None, gpu.facts
     return GpuOut(
         **gpu.model_dump(include={"id", "name", "model", "address", "emulated", "mode"}),
         host=host.name,
@@ -333,22 +340,16 @@ def _host(host: Host, held: list[VM], cards: list[GpuOut]) -> HostOut:
     )
 
 
-def _shape(model: str, mode: str | None) -> placement.CardModel | None:
-    return placement.shape_of(model, placement.Mode(mode)) if mode else None
-
-
-def _becomes(row: Flavor, model: str, mode: str, unit: Fraction) -> ShareOut | None:
-    shape = placement.shape_of(model, placement.Mode(mode))
+def _becomes(row: Flavor, model: str, mode: str, shape: placement.CardModel, unit: Fraction) -> ShareOut | None:
     offered = placement.offered(shape, placement.Mode(mode))
     if row.profile:
         chosen = next((p for p in offered if p.name.lower() == row.profile.lower()), None)
     elif row.fgpu:
-        share = Fraction(row.fgpu) * unit
-        found = placement.profile_for(shape, share)
+        found = placement.profile_for(shape, Fraction(row.fgpu) * unit, cuda=row.cuda)
         chosen = found if found in offered else None
     else:
         chosen = None
-    if chosen is None:
+    if chosen is None or (row.cuda and not chosen.cuda):
         return None
     share_of = placement.share_of(chosen, shape)
     memory, compute = share_of.memory_percent, share_of.compute_percent

@@ -77,6 +77,7 @@ def request(db: Database, settings: Settings, actor: Actor, asked: VMRequest) ->
                 disk_gib=disk_gib,
                 profile=flavor.profile,
                 fgpu=flavor.fgpu,
+                cuda=flavor.cuda or "cuda" in image.labels,
                 on_stop=asked.on_stop or flavor.on_stop,
                 lease_seconds=round(lease.total_seconds()),
                 ticket=first + number,

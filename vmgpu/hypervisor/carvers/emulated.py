@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from vmgpu.hypervisor import Emulated, GpuFacts, GpuRef, HostDevice, SliceRef
+from vmgpu.hypervisor import Carved, Emulated, GpuFacts, GpuRef, SliceRef
 
 _MIB_PER_5_GB = 16
 _MOST_MIB = 256  # QEMU's limit for bochs-display
@@ -21,10 +21,10 @@ class EmulatedCarver:
         """Everything its model's table knows."""
         return self._profiles(gpu.model)
 
-    def carve(self, ref: SliceRef) -> tuple[HostDevice, ...]:
+    def carve(self, ref: SliceRef) -> Carved:
         """The display device that stands for the slice, and the words the guest reads of it."""
         label = f"vmgpu emulated {ref.gpu.model} {ref.profile} {ref.memory_mib} MiB"
-        return (Emulated(video_mib=scale(ref.memory_mib), label=label),)
+        return Carved((Emulated(video_mib=scale(ref.memory_mib), label=label),))
 
     def release(self, ref: SliceRef) -> None:
         """Nothing was cut."""

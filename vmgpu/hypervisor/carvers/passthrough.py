@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from vmgpu.errors import HostRefused, ReasonCode, reason
-from vmgpu.hypervisor import GpuRef, HostDevice, Pci, SliceRef, pci
+from vmgpu.hypervisor import Carved, GpuRef, Pci, SliceRef, pci
 from vmgpu.hypervisor.sysfs import Sysfs
 
 WHOLE = "whole"
@@ -30,14 +30,14 @@ class PassthroughCarver:
         functions = here.functions(gpu.address)
         return () if pci.obstacles(functions[gpu.address], functions) else (WHOLE,)
 
-    def carve(self, ref: SliceRef) -> tuple[HostDevice, ...]:
+    def carve(self, ref: SliceRef) -> Carved:
         """The card and its companions; refused when the host has begun to need them since the survey."""
         address = ref.gpu.address
         if address is None:
             raise HostRefused(f"Card {ref.gpu.id} has no PCI address", hint="Survey the host again.")
         companions = ref.gpu.companions if self._sysroot is None else _checked(self._sysroot, address, ref.vm_id)
         # managed: libvirt unbinds the host's driver at start and gives the card back when the guest ends
-        return tuple(Pci(each, managed=True) for each in (address, *companions))
+        return Carved(tuple(Pci(each, managed=True) for each in (address, *companions)))
 
     def release(self, ref: SliceRef) -> None:
         """libvirt gave the card back when the guest ended."""

@@ -7,7 +7,7 @@ import sqlite3
 import uuid
 
 from vmgpu.errors import HostRefused
-from vmgpu.hypervisor import Carver, Emulated, GpuRef, HostDevice, Mdev, Pci, SliceRef
+from vmgpu.hypervisor import Carved, Carver, Emulated, GpuRef, HostDevice, Mdev, Pci, SliceRef
 from vmgpu.hypervisor.fake.line import Line
 from vmgpu.hypervisor.fake.shape import FakeShape
 from vmgpu.hypervisor.fake.state import count
@@ -31,13 +31,13 @@ class FakeCarver(Carver):
             taken = db.execute("SELECT 1 FROM cuts WHERE card = ?", (_card(gpu),)).fetchone()
         return () if taken or self._mode != PASSTHROUGH else ("whole",)
 
-    def carve(self, ref: SliceRef) -> tuple[HostDevice, ...]:
+    def carve(self, ref: SliceRef) -> Carved:
         """Cut the slice, or find it already cut. HostRefused where anything else lies in its window."""
         with self._line.changing("carve", ref.vm_id) as db:
             if not self._find(db, ref):
                 self._must_fit(db, ref)
                 self._cut(db, ref)
-        return (self._device(ref),)
+        return Carved((self._device(ref),))
 
     def release(self, ref: SliceRef) -> None:
         """Give the slice back; another VM's cut in its place is none of this one's. HostRefused while it is in use."""

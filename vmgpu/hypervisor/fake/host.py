@@ -67,7 +67,7 @@ class FakeHost(Hypervisor):
         with self._line.reading() as db:
             return str(db.execute("SELECT boot_id FROM host").fetchone()[0])
 
-    def carver(self, mode: str) -> FakeCarver:
+    def carver(self, mode: str, framework: str | None = None) -> FakeCarver:
         """The carver of this host's cards in that mode."""
         return FakeCarver(self._line, self.shape, mode)
 

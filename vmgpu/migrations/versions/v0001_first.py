@@ -39,6 +39,7 @@ def upgrade() -> None:
         sa.Column("disk_gib", sa.Integer(), nullable=False),
         sa.Column("profile", sa.String(), nullable=True),
         sa.Column("fgpu", sa.String(), nullable=True),
+        sa.Column("cuda", sa.Boolean(), nullable=False),
         sa.Column("on_stop", sa.Enum("keep", "release", name="onstop", native_enum=False, length=20), nullable=True),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.PrimaryKeyConstraint("id"),
@@ -263,6 +264,7 @@ def upgrade() -> None:
         sa.Column("disk_gib", sa.Integer(), nullable=False),
         sa.Column("profile", sa.String(), nullable=True),
         sa.Column("fgpu", sa.String(), nullable=True),
+        sa.Column("cuda", sa.Boolean(), nullable=False),
         sa.Column(
             "wanted", sa.Enum("running", "stopped", "gone", name="wanted", native_enum=False, length=20), nullable=False
         ),
@@ -370,6 +372,7 @@ def upgrade() -> None:
         sa.Column("vm_id", sa.String(), nullable=False),
         sa.Column("profile", sa.String(), nullable=False),
         sa.Column("start", sa.Integer(), nullable=False),
+        sa.Column("slot", sa.Integer(), nullable=False),
         sa.Column("cells", sa.Integer(), nullable=False),
         sa.Column("compute", sa.Integer(), nullable=False),
         sa.Column("memory_mib", sa.Integer(), nullable=False),
@@ -383,6 +386,7 @@ def upgrade() -> None:
             ["vm.id"],
         ),
         sa.PrimaryKeyConstraint("id"),
+        sa.UniqueConstraint("gpu_id", "slot"),
         sa.UniqueConstraint("gpu_id", "start"),
     )
     with op.batch_alter_table("slice", schema=None) as batch_op:

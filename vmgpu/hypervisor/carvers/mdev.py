@@ -1,0 +1,92 @@
+"""A mediated device made by libvirt: on the card itself (older boards), on a virtual function, or on a named parent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from typing import Any
+
+import libvirt
+from defusedxml import ElementTree
+
+from vmgpu import render
+from vmgpu.hypervisor import Carved, GpuRef, Mdev, SliceRef
+from vmgpu.hypervisor.carvers import functions
+from vmgpu.hypervisor.carvers.functions import Ask
+from vmgpu.hypervisor.connection import maybe
+
+_MDEVS = libvirt.VIR_CONNECT_LIST_NODE_DEVICES_CAP_MDEV | libvirt.VIR_CONNECT_LIST_NODE_DEVICES_INACTIVE
+Use = Callable[[], AbstractContextManager[Any]]
+
+
+class MdevCarver:
+    """`use` gives a libvirt connection. The device's UUID is the slice's id: so it is found again after a crash."""
+
+    def __init__(self, use: Use, ask: Ask) -> None:
+        self._use, self._ask = use, ask
+
+    def survey(self, gpu: GpuRef) -> tuple[str, ...]:
+        """The types of which one more can be made on the card now."""
+        with self._use() as connection:
+            parent = connection.nodeDeviceLookupByName(gpu.parent or _node(gpu.address or ""))
+            types = ElementTree.fromstring(parent.XMLDesc(0)).iter("type")
+            return tuple(
+                str(each.findtext("name") or each.get("id"))
+                for each in types
+                if int(each.findtext("availableInstances") or 0)
+            )
+
+    def carve(self, ref: SliceRef) -> Carved:
+        """Make the device, or find it made; one on the card itself is started by its host at every boot."""
+        parent = self._parent(ref)
+        with self._use() as connection:
+            device = find(connection, ref.id)
+            if device is None:
+                xml = render.xml("libvirt/mdev.xml.j2", parent=parent, type=_type(ref), uuid=ref.id)
+                if ref.gpu.on_functions:
+                    # not autostarted: after a reboot the functions, and instances below it, must be back first
+                    device = connection.nodeDeviceCreateXML(xml, 0)
+                else:
+                    device = connection.nodeDeviceDefineXML(xml, 0)
+            if not device.isActive():
+                device.create(0)
+            if not ref.gpu.on_functions:
+                device.setAutostart(1)
+        return Carved((Mdev(ref.id),))
+
+    def release(self, ref: SliceRef) -> None:
+        """Remove the device; nothing there is fine."""
+        with self._use() as connection:
+            device = find(connection, ref.id)
+            if device is None:
+                return
+            persistent = maybe(device.isPersistent)
+            if maybe(device.isActive):
+                maybe(device.destroy)
+            if persistent:
+                with suppress(libvirt.libvirtError):
+                    device.undefine(0)
+                if find(connection, ref.id) is not None:
+                    device.undefine(0)  # says why not
+
+    def _parent(self, ref: SliceRef) -> str:
+        if ref.gpu.on_functions:
+            return _node(functions.of(self._ask, ref))
+        return ref.gpu.parent or _node(ref.gpu.address or "")
+
+
+def find(connection: Any, uuid: str) -> Any | None:
+    """The mediated device of this UUID; its name has the parent's in it with some versions of libvirt, not with all."""
+    for device in connection.listAllDevices(_MDEVS):
+        description = maybe(device.XMLDesc, 0)
+        if description and ElementTree.fromstring(description).findtext("capability[@type='mdev']/uuid") == uuid:
+            return device
+    return None
+
+
+def _node(address: str) -> str:
+    return "pci_" + address.replace(":", "_").replace(".", "_")
+
+
+def _type(ref: SliceRef) -> str:
+    return f"nvidia-{ref.type}" if ref.type is not None else ref.profile

@@ -1,0 +1,35 @@
+"""A vGPU by the driver's own files: a type is written to a virtual function, which then goes into the guest."""
+
+from __future__ import annotations
+
+from vmgpu.hypervisor import Carved, GpuRef, Pci, SliceRef
+from vmgpu.hypervisor.carvers import functions
+from vmgpu.hypervisor.carvers.functions import Ask
+
+
+class VfioCarver:
+    """`ask` is hostctl on the card's host."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+
+    def survey(self, gpu: GpuRef) -> tuple[str, ...]:
+        """The types that the first function without one would take now."""
+        for each in functions.seen(self._ask, gpu):
+            told = each.get("nvidia") or {}
+            if not told.get("current"):
+                return tuple(str(one["name"]) for one in told.get("creatable") or ())
+        return ()
+
+    def carve(self, ref: SliceRef) -> Carved:
+        """Write the slice's type to its function, or find it written."""
+        address = functions.of(self._ask, ref)
+        self._ask("vgpu", {"action": "set", "address": address, "type": ref.type or ref.profile})
+        # not managed: libvirt would bind the function to plain vfio-pci, and the vGPU would be gone
+        return Carved((Pci(address, managed=False),))
+
+    def release(self, ref: SliceRef) -> None:
+        """Write 0 to its function; hostctl refuses that while a process holds it."""
+        address = functions.known(self._ask, ref)
+        if address is not None:
+            self._ask("vgpu", {"action": "clear", "address": address})

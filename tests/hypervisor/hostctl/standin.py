@@ -208,11 +208,6 @@ class Calls:
         count._obj.value = len(found)
         return 0
 
-    def nvmlComputeInstanceGetInfo(self: StandIn, handle: Any) -> Any:
-        info = pynvml.c_nvmlComputeInstanceInfo_t()
-        info.id = number_of(handle) % 100 - 1
-        return info
-
     def nvmlComputeInstanceDestroy(self: StandIn, handle: Any) -> int:
         owner, number = divmod(number_of(handle), 100)
         card, instance = divmod(owner, 1000)

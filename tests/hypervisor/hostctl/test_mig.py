@@ -66,8 +66,8 @@ def test_the_list(tree: Tree, nvml: Callable[..., StandIn]) -> None:
     nvml(Card(mig=[1, 1], profiles=A100, instances={7: (19, 3, 1), 2: (9, 4, 4)}, compute={2: [0, 1]}))
     seen = ask(tree, "list")
     assert seen["instances"] == [
-        {"instance": 7, "profile": 19, "name": "1g.5gb", "start": 3, "size": 1, "compute": []},
-        {"instance": 2, "profile": 9, "name": "3g.20gb", "start": 4, "size": 4, "compute": [0, 1]},
+        {"instance": 7, "profile": 19, "name": "1g.5gb", "start": 3, "size": 1, "compute": 0},
+        {"instance": 2, "profile": 9, "name": "3g.20gb", "start": 4, "size": 4, "compute": 2},
     ]
     assert seen["profiles"][0] == {
         "id": 19,

@@ -102,7 +102,7 @@ def test_a_library_older_than_its_bindings(tree: Tree, nvml: Callable[..., Stand
     made.nvmlDeviceGetComputeRunningProcesses = too_old
     files = tree.files
     assert nvml_facts.look(files)["devices"][0]["processes"] == []
-    assert "versioned" in files.troubles[0]
+    assert files.troubles == []
 
 
 def test_what_each_type_is_called_is_asked_once(tree: Tree, nvml: Callable[..., StandIn]) -> None:

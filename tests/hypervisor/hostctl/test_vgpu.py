@@ -114,6 +114,16 @@ def test_a_placement_is_asked_after_the_type(card: Tree) -> None:
     assert files.written == [(CURRENT, "1150"), (PARAMS, "vgpu-placement-id=0")]
 
 
+def test_a_placement_that_an_earlier_call_left_out(card: Tree) -> None:
+    card.write(CURRENT, "1150\n")
+    files = Driver(card.root, lambda path, text: None)
+    ask(files, "set", type=1150, placement=6)
+    assert files.written == [(PARAMS, "vgpu-placement-id=6")]
+    card.write(f"{DEVICES}/{VF}/nvidia/placement_id", "6\n")
+    assert ask(files, "set", type=1150, placement=6)["placement"] == 6
+    assert len(files.written) == 1
+
+
 def test_a_refused_placement_leaves_no_type(card: Tree) -> None:
     def no_params(path: str, text: str) -> None:
         if path == PARAMS:

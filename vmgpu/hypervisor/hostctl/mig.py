@@ -106,7 +106,7 @@ def instances(nvml: Nvml, device: Any, known: list[dict[str, Any]], *, compute: 
             one = {"instance": info.id, "profile": info.profileId, "name": profile["name"]}
             one.update(start=info.placement.start, size=info.placement.size)
             if compute:
-                one["compute"] = [each for each, _ in _compute_instances(nvml, handle)]
+                one["compute"] = len(_compute_instances(nvml, handle))
             found.append(one)
     return sorted(found, key=lambda each: each["start"])
 
@@ -137,7 +137,8 @@ def _create(nvml: Nvml, device: Any, address: str, wanted: tuple[int, int, int])
             raise Refusal("needs_reset", f"MIG of card {address} waits for a reset", hint="Reboot the host.")
         raise Refusal("refused", f"MIG of card {address} is off", hint="Switch it on first: mig mode.")
     place = nvml.module.c_nvmlGpuInstancePlacement_t(start, size)
-    handle = nvml.call("nvmlDeviceCreateGpuInstanceWithPlacement", device, profile, byref(place))
+    what = f"Profile {profile} at {start} of card {address}"
+    handle = _named(what, nvml, "nvmlDeviceCreateGpuInstanceWithPlacement", device, profile, byref(place))
     info = nvml.call("nvmlGpuInstanceGetInfo", handle)
     made = (info.profileId, info.placement.start, info.placement.size)
     if made != wanted:
@@ -154,23 +155,24 @@ def _destroy(nvml: Nvml, device: Any, address: str, instance: int) -> dict[str, 
         if error.value in (NOT_FOUND, INVALID_ARGUMENT):  # drivers differ in which
             raise Refusal("not_found", f"Card {address} has no GPU instance {instance}") from error
         raise refusal(error, f"GPU instance {instance} of card {address}") from error
-    for number, compute in _compute_instances(nvml, handle):
-        what = f"compute instance {number} of GPU instance {instance} of card {address}"
-        _ended(nvml, "nvmlComputeInstanceDestroy", compute, what)
-    _ended(nvml, "nvmlGpuInstanceDestroy", handle, f"GPU instance {instance} of card {address}")
+    for compute in _compute_instances(nvml, handle):
+        what = f"A compute instance of GPU instance {instance} of card {address}"
+        _named(what, nvml, "nvmlComputeInstanceDestroy", compute)
+    _named(f"GPU instance {instance} of card {address}", nvml, "nvmlGpuInstanceDestroy", handle)
     return {"instance": instance}
 
 
-def _ended(nvml: Nvml, name: str, handle: Any, what: str) -> None:
+def _named(what: str, nvml: Nvml, name: str, *arguments: Any) -> Any:
+    """Call NVML; a refusal says what it was about."""
     try:
-        nvml.call(name, handle)
+        return nvml.call(name, *arguments)
     except Refusal as no:
         hint = "Stop its guest or processes, and take its vGPU away first." if no.code == "in_use" else no.hint
         raise Refusal(no.code, f"{what}: {no.message}", hint=hint) from no
 
 
-def _compute_instances(nvml: Nvml, instance: Any) -> list[tuple[int, Any]]:
-    found: dict[int, Any] = {}
+def _compute_instances(nvml: Nvml, instance: Any) -> list[Any]:
+    found: list[Any] = []
     for number in range(getattr(nvml.module, "NVML_COMPUTE_INSTANCE_PROFILE_COUNT", 9)):
         name = "nvmlGpuInstanceGetComputeInstanceProfileInfo"
         profile = nvml.ask(name, instance, number, _SHARED_ENGINE, quiet=(*QUIET, INVALID_ARGUMENT))
@@ -178,13 +180,9 @@ def _compute_instances(nvml: Nvml, instance: Any) -> list[tuple[int, Any]]:
             continue
         room = (nvml.module.c_nvmlComputeInstance_t * max(1, profile.instanceCount))()
         count = c_uint(len(room))
-        if nvml.ask("nvmlGpuInstanceGetComputeInstances", instance, profile.id, room, byref(count)) is None:
-            continue
-        for handle in room[: count.value]:
-            info = nvml.ask("nvmlComputeInstanceGetInfo", handle)
-            if info is not None:
-                found[info.id] = handle
-    return sorted(found.items())
+        if nvml.ask("nvmlGpuInstanceGetComputeInstances", instance, profile.id, room, byref(count)) is not None:
+            found += room[: count.value]
+    return found
 
 
 def _profile(nvml: Nvml, device: Any, number: int) -> list[Any] | None:

@@ -58,8 +58,8 @@ class Nvml:
     def __init__(self, files: Files, module: Any) -> None:
         self._files = files
         self.module = module
-        # a function that this pynvml or this library lacks, a string that is none
-        self._odd = (AttributeError, ValueError, getattr(module, "NVMLLibraryMismatchError", AttributeError))
+        # pynvml's word for a few functions that the library lacks; for all others it has an NVMLError
+        self._too_old: type[Exception] = module.NVMLLibraryMismatchError
 
     def call(self, name: str, *arguments: Any) -> Any:
         """The function's answer; its error is a Refusal."""
@@ -67,7 +67,7 @@ class Nvml:
             return self.raw(name, *arguments)
         except self.module.NVMLError as error:
             raise refusal(error, name) from error
-        except self._odd as error:
+        except (self._too_old, AttributeError, ValueError) as error:
             raise Refusal("not_supported", f"{name}: {error}", hint=_HINTS[FUNCTION_NOT_FOUND]) from error
 
     def ask(self, name: str, *arguments: Any, quiet: tuple[int, ...] = QUIET) -> Any:
@@ -77,7 +77,9 @@ class Nvml:
         except self.module.NVMLError as error:
             if error.value not in quiet:
                 self.trouble(f"NVML: {name}: {error}")
-        except self._odd as error:
+        except self._too_old:
+            return None
+        except (AttributeError, ValueError) as error:
             self.trouble(f"NVML: {name}: {error}")
         return None
 

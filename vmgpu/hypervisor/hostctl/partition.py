@@ -50,17 +50,19 @@ def run(files: Files, arguments: Arguments, deadline: Deadline) -> dict[str, Any
 
 def look(files: Files, switches: list[str], deadline: Deadline) -> dict[str, Any]:
     """The fabric for the facts: its switches, its manager, its partitions where they can be had."""
-    manager = _manager(files)
-    partitions, mode = None, None
-    if manager != "absent":
-        found = re.search(r"^\s*FABRIC_MODE\s*=\s*([0-9]{1,3})\s*$", files.text(_CONFIG) or "", re.M)
-        mode = int(found.group(1)) if found else None
-    if manager == "running" and files.exists(FMPM):
+    partitions = None
+    if files.exists(FMPM):
         try:
             partitions = _listed(files, deadline)
         except Refusal as no:
             files.troubles.append(no.message)
-    return {"switches": switches, "manager": manager, "mode": mode, "partitions": partitions}
+    found = re.search(r"^\s*FABRIC_MODE\s*=\s*([0-9]{1,3})\s*$", files.text(_CONFIG) or "", re.M)
+    return {
+        "switches": switches,
+        "manager": "running" if partitions is not None else _manager(files),
+        "mode": int(found.group(1)) if found else None,
+        "partitions": partitions,
+    }
 
 
 def partitions_of(said: str) -> list[dict[str, Any]] | None:
@@ -121,4 +123,4 @@ def _manager(files: Files) -> str:
         pid = files.text(path) or ""
         if re.fullmatch(r"[0-9]{1,9}", pid) and files.exists(f"proc/{pid}"):
             return "running"
-    return "stopped" if files.exists(_MANAGER) else "absent"
+    return "stopped" if any(files.exists(each) for each in (_MANAGER, _CONFIG, FMPM)) else "absent"

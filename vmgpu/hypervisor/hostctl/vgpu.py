@@ -63,6 +63,8 @@ def _set(files: Files, folder: str, address: str, wanted: int | str, placement: 
                 f"{address} already holds vGPU type {current}" + (f" ({name})" if name else ""),
                 hint="Clear it first, or take another virtual function.",
             )
+        if placement is not None and vgpu_files.placement(files, folder) != placement:
+            _place(files, folder, address, placement)  # an earlier call may have ended between its two writes
         return _state(files, folder, current, name)
     number, name = _resolved(files, folder, address, wanted)
     _write(files, f"{folder}/nvidia/current_vgpu_type", str(number), f"Type {number} on {address}")
@@ -71,17 +73,18 @@ def _set(files: Files, folder: str, address: str, wanted: int | str, placement: 
         raise Refusal("failed", f"{address} was given vGPU type {number} and reads {seen}", hint="See the kernel log.")
     if placement is not None:
         try:
-            _write(
-                files,
-                f"{folder}/nvidia/vgpu_params",
-                f"vgpu-placement-id={placement}",
-                f"Placement {placement} on {address}",
-            )
+            _place(files, folder, address, placement)
         except Refusal:
             # ours, a moment old, and at no place we know: no guest can have it yet
             _write(files, f"{folder}/nvidia/current_vgpu_type", "0", f"Taking type {number} back from {address}")
             raise
     return _state(files, folder, number, name)
+
+
+def _place(files: Files, folder: str, address: str, placement: int) -> None:
+    """Ask for a place on the card: after the type is made, before its guest starts."""
+    doing = f"Placement {placement} on {address}"
+    _write(files, f"{folder}/nvidia/vgpu_params", f"vgpu-placement-id={placement}", doing)
 
 
 def _clear(files: Files, folder: str, address: str) -> dict[str, Any]:

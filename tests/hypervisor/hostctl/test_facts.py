@@ -105,6 +105,8 @@ def test_a_dead_card_and_a_sleeping_one(tree: Tree) -> None:
     folder = tree.card(PF)
     tree.write(f"{folder}/config", b"\xff" * 64)
     assert by_address(look(tree))[PF]["dead"] is True
+    tree.write(f"{folder}/power_state", "unknown\n")
+    assert (by_address(look(tree))[PF]["dead"], by_address(look(tree))[PF]["power"]) == (True, None)
     tree.write(f"{folder}/power_state", "D3hot\n")
     files = tree.files
     sleeping = by_address(look(tree, files))[PF]

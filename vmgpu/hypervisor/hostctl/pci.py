@@ -18,6 +18,7 @@ from .holders import Holders
 from .mdev import Mdevs
 
 _MEMORY, _UNSET = 0x200, 0x20000000  # IORESOURCE_MEM, IORESOURCE_UNSET
+_ASLEEP = ("D1", "D2", "D3hot", "D3cold")  # "unknown" is not among them: so a dead card says
 _VIRTFN = re.compile(r"virtfn([0-9]{1,5})")
 
 
@@ -85,7 +86,7 @@ def in_full(files: Files, function: Function, held: Holders) -> dict[str, Any]:
         "boot_vga": text("boot_vga") == "1",
         "reset_methods": _reset_methods(text("reset_method"), there),
         # reading the config space wakes a card that sleeps: a look must not
-        "dead": is_dead(files, function) if power in ("D0", None) and "config" in there else None,
+        "dead": is_dead(files, function) if power not in _ASLEEP and "config" in there else None,
         "bars": bars(text("resource")),
         "link": _link(files, folder, there),
         "power": None if power in ("unknown", "") else power,

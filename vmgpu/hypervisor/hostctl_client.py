@@ -76,7 +76,8 @@ class LocalHostCtl:
         finally:
             with suppress(OSError):
                 os.killpg(child.pid, signal.SIGKILL)
-            child.wait(5)
+            with suppress(subprocess.TimeoutExpired):  # in a driver that hangs not even a kill is heard
+                child.wait(5)
             for pipe in (child.stdin, child.stdout, child.stderr):
                 if pipe is not None:
                     with suppress(OSError):

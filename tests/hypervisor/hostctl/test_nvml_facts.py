@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -103,6 +104,20 @@ def test_a_library_older_than_its_bindings(tree: Tree, nvml: Callable[..., Stand
     files = tree.files
     assert nvml_facts.look(files)["devices"][0]["processes"] == []
     assert files.troubles == []
+
+
+def test_a_driver_that_hangs_leaves_the_other_facts(tree: Tree, nvml: Callable[..., StandIn]) -> None:
+    made, over = nvml(Card()), threading.Event()
+    made.nvmlDeviceGetUUID = lambda handle: over.wait(30)
+    seen = nvml_facts.look(tree.files, seconds=0.2)
+    over.set()
+    assert seen["state"] == "error" and "hung while asking NVML: nvmlDeviceGetUUID" in seen["error"]
+
+
+def test_an_answer_that_nobody_expected(tree: Tree, nvml: Callable[..., StandIn]) -> None:
+    nvml(Card()).nvmlDeviceGetMemoryInfo = lambda handle: "much"
+    seen = nvml_facts.look(tree.files)
+    assert seen["state"] == "error" and "AttributeError" in seen["error"]
 
 
 def test_what_each_type_is_called_is_asked_once(tree: Tree, nvml: Callable[..., StandIn]) -> None:

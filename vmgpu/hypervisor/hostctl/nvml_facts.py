@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from ctypes import byref
 from typing import Any
 
@@ -11,6 +12,7 @@ from .nvml import Absent, Nvml, session, text
 from .patterns import UUID
 from .vgpu_files import Modes
 
+SECONDS = 12.0  # of the facts' 20: the rest needs one
 _MIXED_SIZES = 2  # NVML_DEVICE_VGPU_CAP_HETEROGENEOUS_TIMESLICE_SIZES
 _VIRTUALIZATION = ("none", "passthrough", "vgpu", "host_vgpu", "host_vsga")
 _FABRIC = (None, "not_started", "in_progress", "completed")
@@ -18,8 +20,24 @@ _NONE = 0xFFFFFFFF
 _VM_UUID = 1
 
 
-def look(files: Files) -> dict[str, Any]:
-    """The state of NVML and its cards; a host without NVIDIA's driver has none, which is no error."""
+def look(files: Files, *, seconds: float = SECONDS) -> dict[str, Any]:
+    """The state of NVML and its cards; a host without NVIDIA's driver has none, which is no error.
+
+    When the driver hangs the rest of the facts is what tells why: NVML is asked from a thread that is left behind.
+    """
+    own = Files(files.root)
+    answers: list[dict[str, Any]] = []
+    asking = threading.Thread(target=lambda: answers.append(_look(own)), daemon=True)
+    asking.start()
+    asking.join(seconds)
+    if not answers:
+        return _absent("error", f"NVML did not answer within {seconds:g} s; it hung while {own.doing}")
+    files.opened += own.opened
+    files.troubles += own.troubles
+    return answers[0]
+
+
+def _look(files: Files) -> dict[str, Any]:
     try:
         with session(files) as nvml:
             seen = _Seen(files, nvml)
@@ -27,7 +45,13 @@ def look(files: Files) -> dict[str, Any]:
             devices = [seen.device(address, handle) for address, handle in nvml.devices()]
             return {"state": "ok", "driver": driver, "error": None, "devices": devices}
     except Absent as absent:
-        return {"state": absent.state, "driver": None, "error": absent.words, "devices": []}
+        return _absent(absent.state, absent.words)
+    except Exception as error:  # one odd card must not cost the facts of the whole host
+        return _absent("error", f"{type(error).__name__} while {files.doing}: {error}")
+
+
+def _absent(state: str, words: str) -> dict[str, Any]:
+    return {"state": state, "driver": None, "error": words, "devices": []}
 
 
 def modes(seen: dict[str, Any]) -> dict[str, Modes]:

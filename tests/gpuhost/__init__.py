@@ -16,7 +16,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -35,8 +34,10 @@ def why_not() -> str:
         return "/dev/fuse cannot be used: the fake GPU host's files need FUSE"
     if shutil.which("gcc") is None:
         return "gcc is missing: the fake GPU host's NVML is a small C library"
-    if find_spec("mfusepy") is None:
-        return "mfusepy is missing: it is in the development dependencies"
+    try:
+        import mfusepy  # noqa: F401  # fails also where libfuse is missing
+    except (ImportError, OSError, AttributeError) as error:
+        return f"mfusepy, of the development dependencies, does not load: {error}"
     return ""
 
 
@@ -54,8 +55,9 @@ class Model:
         """QEMU opens VFs that carry a vGPU, mdevs by UUID, or functions on vfio-pci; returns its pid."""
         return int(self._ask("start_vm", vm=vm, devices=list(devices)))
 
-    def end_vm(self, vm: str) -> None:
-        self._ask("end_vm", vm=vm)
+    def end_vm(self, vm: str, *, crashed: bool = False) -> None:
+        """QEMU is gone; after a crash its vGPUs stay listed but cannot be opened again."""
+        self._ask("end_vm", vm=vm, crashed=crashed)
 
     def guest_ready(self, vm: str, driver: str, *, licensed: bool = True) -> None:
         """The guest's driver has loaded."""
@@ -118,7 +120,7 @@ class FakeHost:
         """Where the real pynvml finds this host; without the library, as on a host without the driver."""
         found = {**os.environ, "VMGPU_FAKE_NVML": str(self.nvml)}
         if library:
-            found["LD_LIBRARY_PATH"] = str(self.library)
+            found["LD_LIBRARY_PATH"] = f"{self.library}:{os.environ.get('LD_LIBRARY_PATH', '')}".rstrip(":")
         return found
 
 
@@ -132,9 +134,9 @@ def gpu_host(
 
     mount.unmount_leftovers()
     sockets = Path(mkdtemp(prefix="gpuhost-"))  # a socket's path has room for 107 characters only
-    root = folder / "gpuhost"
-    root.mkdir(parents=True)
-    told = folder / "gpuhost.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    root = Path(mkdtemp(prefix="root-", dir=folder))
+    told = root.with_suffix(".json")
     text = (_HOSTS / f"{description}.json").read_text() if isinstance(description, str) else json.dumps(description)
     told.write_text(text)
     command = [sys.executable, "-m", "tests.gpuhost", str(told), "--mount", str(root), "--until-eof"]

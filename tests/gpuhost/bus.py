@@ -27,9 +27,11 @@ class Bus:
         self._in_use = in_use
         self._log = log
         self._ids: dict[str, set[str]] = {}
+        self._below: dict[str | None, list[Function]] | None = None  # made anew when functions come or go
 
     def add(self, function: Function) -> None:
         self.functions[function.address] = function
+        self._below = None
 
     def get(self, address: str) -> Function:
         if address not in self.functions:
@@ -44,7 +46,11 @@ class Bus:
 
     def below(self, port: str | None) -> list[Function]:
         """Functions right below a port; without one, those of the root buses."""
-        return [each for each in self.functions.values() if (each.above[-1] if each.above else None) == port]
+        if self._below is None:
+            self._below = {}
+            for each in self.functions.values():
+                self._below.setdefault(each.above[-1] if each.above else None, []).append(each)
+        return self._below.get(port, [])
 
     def path(self, function: Function) -> str:
         """Its folder below /sys/devices."""
@@ -120,6 +126,7 @@ class Bus:
         if function.card:
             function.card.vgpus = [each for each in function.card.vgpus if each.parent not in function.vfs]
         function.vfs.clear()
+        self._below = None
 
     # reset
 

@@ -35,6 +35,7 @@ class Vgpu:
     guest_driver: str = ""
     licensed: bool = False
     autostart: bool = False
+    dirty: bool = False
     group: int | None = None
 
 
@@ -210,7 +211,7 @@ class Card:
     def _instance_id(self, profile: Profile, start: int) -> int:
         """Ids in the order of a binary tree over the grid: 7g 0, 3g 1 and 2, 2g 3 to 5, 1g 7 to 13 on 8 cells."""
         level = (self.model.cells // profile.size).bit_length() - 1
-        number = 2**level - 1 + start // profile.size
+        number = (1 << level) - 1 + start // profile.size
         while number in self.instances:  # a whole-GPU id of another width
             number += 1
         return number

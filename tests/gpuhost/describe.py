@@ -135,7 +135,7 @@ class _Assembly:
                 model.class_code,
                 model.subvendor,
                 model.subdevice,
-                natural="nvidia" if model.vendor == "10de" else told.get("driver"),
+                natural=told.get("driver", "nvidia" if model.vendor == "10de" else None),
                 group=told.get("groups", [None] * len(told["at"]))[position],
                 numa=numa[position] if isinstance(numa, list) else numa,
                 above=self._ports(told["below"][position]),
@@ -149,10 +149,12 @@ class _Assembly:
         )
         for number, companion in enumerate(model.companions, 1):
             ids, kind, driver = companion.split()
+            vendor, device = ids.split(":")
             self._add(
                 Function(
                     f"{address[:-1]}{number}",
-                    *ids.split(":"),
+                    vendor,
+                    device,
                     kind,
                     natural=driver,
                     group=function.group,

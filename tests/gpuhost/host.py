@@ -60,6 +60,7 @@ class Host:
     processes: dict[int, Process] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
     boots: int = 1
+    version: int = 0  # counts changes, so that what was found in the tree can be kept between them
     may_block: bool = False
     lock: RLock = field(default_factory=RLock)
 
@@ -180,12 +181,14 @@ class Host:
         words = ("/usr/bin/qemu-system-x86_64", "-name", f"guest={vm[:8]}", "-uuid", vm)
         return self._run("qemu-system-x86", words, tuple(opened))
 
-    def end_vm(self, vm: str) -> None:
-        """QEMU is gone, its devices are closed; the vGPUs stay, no longer active."""
+    def end_vm(self, vm: str, crashed: bool = False) -> None:
+        """QEMU is gone, its devices are closed; the vGPUs stay, no longer active, after a crash not to be opened."""
         for card in self.cards:
             for vgpu in card.vgpus:
                 if vgpu.vm == vm:
-                    vgpu.vm, vgpu.guest_driver, vgpu.licensed = None, "", False
+                    vgpu.vm, vgpu.guest_driver, vgpu.licensed, vgpu.dirty = None, "", False, crashed
+                    if crashed:
+                        self.say(f"[nvidia-vgpu-vfio] {vgpu.seat}: VF FLR failed during close -25")
         for process in [each for each in self.processes.values() if vm in each.words]:
             del self.processes[process.pid]
         self._wake()
@@ -284,6 +287,8 @@ class Host:
     def _open_vgpu(self, vgpu: Vgpu) -> str:
         if vgpu.vm:
             raise Refused("vfio: device is already attached", number=errno.EBUSY)
+        if vgpu.dirty:
+            raise Refused("vfio: error opening device: No such device", number=errno.ENODEV)
         found = _PLACEMENT.search(vgpu.params)
         if found:
             card = self.card(vgpu.parent)

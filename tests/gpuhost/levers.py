@@ -36,6 +36,8 @@ def answer(host: Host, line: str) -> str:
             return json.dumps({"refused": str(refused), "errno": refused.errno})
         except (LookupError, TypeError, ValueError) as error:
             return json.dumps({"wrong": f"{type(error).__name__}: {error}"})
+        finally:
+            host.version += 1
     return json.dumps({"ok": result})
 
 

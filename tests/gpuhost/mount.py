@@ -30,6 +30,8 @@ class Tree(mfusepy.Operations):  # type: ignore[misc]
         self._root = root
         self._ready = ready
         self._numbers = count(1)
+        self._found: dict[str, Node | None] = {}
+        self._found_at = -1
         self._open: dict[int, bytes | int] = {}  # content, or the errno that reading gives
 
     def init(self, path: str) -> None:
@@ -53,14 +55,14 @@ class Tree(mfusepy.Operations):  # type: ignore[misc]
         with self._host.lock:
             node = self._node(path)
         if not isinstance(node, Link):
-            raise mfusepy.FuseOSError(errno.EINVAL)
+            raise _error(errno.EINVAL)
         return node.target
 
     def readdir(self, path: str, fh: int) -> list[str]:
         with self._host.lock:
             node = self._node(path)
             if not isinstance(node, Folder):
-                raise mfusepy.FuseOSError(errno.ENOTDIR)
+                raise _error(errno.ENOTDIR)
             names = [name for name in node.entries() if not self._missing(f"{path.rstrip('/')}/{name}")]
         return [".", "..", *names]
 
@@ -68,10 +70,10 @@ class Tree(mfusepy.Operations):  # type: ignore[misc]
         with self._host.lock:
             node = self._node(path)
             if not isinstance(node, File):
-                raise mfusepy.FuseOSError(errno.EISDIR)
+                raise _error(errno.EISDIR)
             wanted = flags & os.O_ACCMODE
             if wanted != os.O_RDONLY and node.write is None:
-                raise mfusepy.FuseOSError(errno.EACCES)
+                raise _error(errno.EACCES)
             number = next(self._numbers)
             try:
                 self._open[number] = b"" if wanted == os.O_WRONLY else node.content()
@@ -82,7 +84,7 @@ class Tree(mfusepy.Operations):  # type: ignore[misc]
     def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
         content = self._open[fh]
         if isinstance(content, int):
-            raise mfusepy.FuseOSError(content)
+            raise _error(content)
         return content[offset : offset + size]
 
     def write(self, path: str, data: bytes, offset: int, fh: int) -> int:
@@ -90,11 +92,13 @@ class Tree(mfusepy.Operations):  # type: ignore[misc]
             self._suffer(path)
             node = self._node(path)
             if not isinstance(node, File) or node.write is None:
-                raise mfusepy.FuseOSError(errno.EACCES)
+                raise _error(errno.EACCES)
             try:
                 node.write(data.decode(errors="replace"))
             except Refused as refused:
-                raise mfusepy.FuseOSError(refused.errno) from refused
+                raise _error(refused.errno) from refused
+            finally:
+                self._host.version += 1
         return len(data)
 
     def release(self, path: str, fh: int) -> int:
@@ -105,12 +109,16 @@ class Tree(mfusepy.Operations):  # type: ignore[misc]
         return 0  # a shell's `>` truncates first; attributes do not mind
 
     def create(self, path: str, mode: int, fi: int | None = None) -> int:
-        raise mfusepy.FuseOSError(errno.EACCES)
+        raise _error(errno.EACCES)
 
     def _node(self, path: str) -> Node:
-        node = None if self._missing(path) else find(self._root, path)
-        if node is None:
-            raise mfusepy.FuseOSError(errno.ENOENT)
+        if self._found_at != self._host.version:
+            self._found, self._found_at = {}, self._host.version
+        if path not in self._found:
+            self._found[path] = find(self._root, path)
+        node = self._found[path]
+        if node is None or self._missing(path):
+            raise _error(errno.ENOENT)
         return node
 
     def _missing(self, path: str) -> bool:
@@ -120,10 +128,14 @@ class Tree(mfusepy.Operations):  # type: ignore[misc]
         """Moods of writing: refuse, or never answer until the mood is lifted."""
         refuse = self._host.moods.strikes("refuse", path)
         if refuse:
-            raise mfusepy.FuseOSError(refuse.errno)
+            raise _error(refuse.errno)
         hang = self._host.moods.strikes("hang", path)
         while hang and self._host.moods.holds(hang):
             self._host.changed.wait()
+
+
+def _error(number: int) -> OSError:
+    return OSError(number, os.strerror(number))
 
 
 def mount(tree: Tree, at: Path) -> None:

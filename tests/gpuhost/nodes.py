@@ -39,9 +39,13 @@ class Link:
 
 @dataclass(frozen=True)
 class Folder:
-    """A directory; its entries are asked for at each look."""
+    """A directory; its entries are asked for at each look. `one` answers for a single name where all cost time."""
 
     entries: Callable[[], Mapping[str, Node]]
+    one: Callable[[str], Node | None] | None = None
+
+    def entry(self, name: str) -> Node | None:
+        return self.one(name) if self.one else self.entries().get(name)
 
 
 Node = File | Link | Folder
@@ -65,7 +69,7 @@ def find(root: Folder, path: str) -> Node | None:
             continue
         if not isinstance(node, Folder):
             return None
-        node = node.entries().get(part)
+        node = node.entry(part)
     return node
 
 

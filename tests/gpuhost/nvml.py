@@ -10,6 +10,8 @@ from tests.gpuhost.nvml_mig import MigCalls
 from tests.gpuhost.nvml_vgpu import VgpuCalls
 from tests.gpuhost.refusal import Nvml, Refused
 
+_CHANGES = ("set_", "create_", "destroy_")
+
 
 def answer(host: Host, line: str) -> str:
     """The return code and the values, tab-separated."""
@@ -23,6 +25,8 @@ def answer(host: Host, line: str) -> str:
             values = call(*(each if name == "by_bus_id" else int(each) for each in arguments))
         except Refused as refused:
             return str(int(refused.code))
+        finally:
+            host.version += name.startswith(_CHANGES)
         return "\t".join(str(each) for each in (0, *values))
 
 
@@ -56,10 +60,9 @@ class Calls(MigCalls, VgpuCalls):
         return (device_handle(visible[index]),)
 
     def by_bus_id(self, text: str) -> Values:
-        domain, _, rest = text.lower().partition(":")
+        """NVML writes the domain in eight digits, sysfs in four; both are understood."""
         for card in self._host.visible:
-            its_domain, _, its_rest = card.address.partition(":")
-            if its_rest == rest and int(its_domain, 16) == int(domain, 16):
+            if text.lower() in (card.address, f"0000{card.address}"):
                 return (device_handle(card),)
         raise Refused("no such GPU", code=Nvml.NOT_FOUND)
 

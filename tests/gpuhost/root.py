@@ -23,9 +23,9 @@ _BUILT_IN = ("kvm", "vfio_iommu_type1")
 def root(host: Host) -> Folder:
     """The mounted tree."""
     sysfs = Sysfs(host)
-    entries = {
+    entries: dict[str, Node] = {
         "sys/devices": Folder(lambda: {**sysfs.devices(), "system": folder({"node": _nodes(host)})}),
-        "sys/bus/pci/devices": Folder(sysfs.pci_devices),
+        "sys/bus/pci/devices": sysfs.pci_devices(),
         "sys/bus/pci/drivers": Folder(sysfs.drivers),
         "sys/bus/pci/drivers_probe": File(None, lambda text: host.bus.probe(text.strip())),
         "sys/bus/mdev/devices": Folder(sysfs.mdevs),
@@ -34,7 +34,7 @@ def root(host: Host) -> Folder:
         "sys/kernel/iommu_groups": Folder(sysfs.groups),
         "sys/module": folder(_modules(host)),
         "sys/firmware": _firmware(host),
-        "proc": Folder(partial(_proc, host)),
+        "proc": Folder(partial(_proc, host, _proc_files(host).entries())),
         "dev": Folder(partial(_dev, host)),
         "etc/os-release": File(partial(_os_release, host.machine.os)),
         "boot/grub/grub.cfg": told("# made"),
@@ -120,35 +120,45 @@ def _nodes(host: Host) -> Folder:
     )
 
 
-def _proc(host: Host) -> Mapping[str, Node]:
+def _proc(host: Host, files: Mapping[str, Node]) -> Mapping[str, Node]:
+    return {**files, **{str(each.pid): Folder(partial(_process, each)) for each in host.processes.values()}}
+
+
+def _proc_files(host: Host) -> Folder:
     machine = host.machine
     kib = machine.memory_gib * 1024 * 1024
     iommu = "intel_iommu=on iommu=pt" if machine.vendor == "GenuineIntel" else "iommu=pt"
     modules = "".join(f"{name} 16384 0 - Live 0x0000000000000000\n" for name in _loaded(host))
+    boot = f"BOOT_IMAGE=/boot/vmlinuz-{machine.kernel} root=/dev/sda2 ro {iommu if machine.iommu else 'quiet'}"
     entries: dict[str, Node] = {
-        "cmdline": told(
-            f"BOOT_IMAGE=/boot/vmlinuz-{machine.kernel} root=/dev/sda2 ro {iommu if machine.iommu else 'quiet'}"
-        ),
+        "cmdline": told(boot),
         "cpuinfo": File(partial(_cpuinfo, host)),
         "meminfo": told(f"MemTotal:       {kib} kB\nMemFree:        {kib} kB\nMemAvailable:   {kib} kB"),
         "modules": File(lambda: modules),
         "version": told(f"Linux version {machine.kernel} (made@up) #1 SMP"),
-        "sys/kernel/random/boot_id": told(host.boot_id),
+        "sys/kernel/random/boot_id": File(lambda: f"{host.boot_id}\n"),
         "sys/kernel/hostname": told(machine.hostname),
         "sys/kernel/osrelease": told(machine.kernel),
     }
     if "nvidia" in host.bus.drivers:
         entries["driver/nvidia/version"] = told(f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {machine.driver}")
-        for address in sorted(host.bus.drivers["nvidia"]):
-            function = host.bus.functions[address]
-            if function.physfn is None:
-                entries[f"driver/nvidia/gpus/{address}/information"] = File(partial(_information, function))
-                entries[f"driver/nvidia/gpus/{address}/unbindLock"] = File(
-                    partial(_lock_state, function), partial(_lock, host, address)
-                )
-    tree = dict(nest(entries).entries())
-    tree |= {str(each.pid): Folder(partial(_process, each)) for each in list(host.processes.values())}
-    return tree
+        entries["driver/nvidia/gpus"] = Folder(partial(_gpus, host))
+    return nest(entries)
+
+
+def _gpus(host: Host) -> Mapping[str, Node]:
+    """/proc/driver/nvidia/gpus: cards on the driver, no VFs."""
+    bound = [host.bus.functions[address] for address in sorted(host.bus.drivers["nvidia"])]
+    return {
+        each.address: folder(
+            {
+                "information": File(partial(_information, each)),
+                "unbindLock": File(partial(_lock_state, each), partial(_lock, host, each.address)),
+            }
+        )
+        for each in bound
+        if each.physfn is None
+    }
 
 
 def _lock_state(function: Function) -> str:
@@ -195,7 +205,7 @@ def _cpuinfo(host: Host) -> str:
 def _dev(host: Host) -> Mapping[str, Node]:
     """Markers: their being there is what counts."""
     mark = File(lambda: "", lambda text: None)
-    bound = [each for each in list(host.bus.functions.values()) if each.driver == "vfio-pci" and each.group is not None]
+    bound = [each for each in host.bus.functions.values() if each.driver == "vfio-pci" and each.group is not None]
     groups = {each.group for each in bound} | {each.group for each in host.mdevs().values()}
     nvidia = "nvidia" in host.bus.drivers
     lines = "".join(f"6,{number},{number * 1000000},-;{text}\n" for number, text in enumerate(host.log, 100))

@@ -26,13 +26,18 @@ class Sysfs:
         roots = {self._bus.path(each).partition("/")[0] for each in self._bus.below(None)}
         return {root: Folder(partial(self._root, root)) for root in roots}
 
-    def pci_devices(self) -> Mapping[str, Node]:
+    def pci_devices(self) -> Folder:
         """/sys/bus/pci/devices."""
-        return {each.address: self._to(each, "../../..") for each in list(self._bus.functions.values())}
+
+        def one(address: str) -> Node | None:
+            function = self._bus.functions.get(address)
+            return self._to(function, "../../..") if function else None
+
+        return Folder(lambda: {each: self._to(it, "../../..") for each, it in self._bus.functions.items()}, one)
 
     def drivers(self) -> Mapping[str, Node]:
         """/sys/bus/pci/drivers."""
-        return {name: Folder(partial(self._driver, name)) for name in list(self._bus.drivers)}
+        return {name: Folder(partial(self._driver, name)) for name in self._bus.drivers}
 
     def groups(self) -> Mapping[str, Node]:
         """/sys/kernel/iommu_groups, those of mdevs with them."""
@@ -130,7 +135,8 @@ class Sysfs:
         address = function.address
 
         def listed() -> str:
-            types = [each for each in card.model.types if each.id in self._host.creatable(function)]
+            now = self._host.creatable(function)
+            types = [each for each in card.model.types if each.id in now]
             return "ID    : vGPU Name\n" + "".join(f"{each.id:<6}: {each.name}\n" for each in types)
 
         def current() -> str:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.gpuhost import FakeHost, Refused
 from tests.gpuhost.conftest import Start
+from tests.gpuhost.describe import named
 
 PF = "0000:41:00.0"
 VM = "22222222-bbbb-4bbb-8bbb-00000000000a"
@@ -224,6 +225,26 @@ def test_paths_show_the_board(start: Start) -> None:
     assert first.parent.parent.parent.name == "0000:00:03.0"
     assert (first / "iommu_group").resolve() != (second / "iommu_group").resolve()
     assert (first.parent / "class").read_text() == "0x060400\n"
+
+
+def test_a_host_without_iommu_shows_no_groups(start: Start) -> None:
+    told = named("t4")
+    host = start({**told, "machine": {**told["machine"], "iommu": False}})
+    assert not list((host.root / "sys/kernel/iommu_groups").iterdir())
+    assert not list((host.root / "sys/class/iommu").iterdir())
+    assert [each.name for each in (host.root / "sys/firmware/acpi/tables").iterdir()] == ["APIC"]
+    assert not (device(host, PF) / "iommu_group").exists()
+
+
+def test_the_host_tells_about_itself(start: Start) -> None:
+    host = start("h100")
+    assert (
+        shell(host, "cat proc/sys/kernel/hostname sys/devices/system/node/node1/cpulist").stdout == "gpu-h100\n32-63\n"
+    )
+    assert "intel_iommu=on" in shell(host, "cat proc/cmdline").stdout
+    assert "NVIDIA H100 80GB HBM3" in shell(host, f"cat proc/driver/nvidia/gpus/{PF}/information").stdout
+    assert {"nvidia", "nvidia_vgpu_vfio", "vfio_pci"} <= {each.name for each in (host.root / "sys/module").iterdir()}
+    assert (host.root / "dev/vfio/vfio").exists() and (host.root / "dev/kvm").exists()
 
 
 def test_partitions_are_switched_by_fmpm(start: Start) -> None:

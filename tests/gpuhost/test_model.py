@@ -9,6 +9,7 @@ from tests.gpuhost.catalogue import Profile, VgpuType, split
 from tests.gpuhost.describe import build, enable_vfs, many, named, take
 from tests.gpuhost.host import Host
 from tests.gpuhost.moods import Mood
+from tests.gpuhost.pci import resource
 from tests.gpuhost.refusal import Nvml, Refused, WouldHang
 
 VM = "22222222-bbbb-4bbb-8bbb-00000000000a"
@@ -343,6 +344,41 @@ def test_a_dead_card_stays_dead_until_the_power_is_cut() -> None:
     assert card.dead
     host.reboot(power_cycle=True)
     assert not card.dead
+
+
+def test_a_vgpu_left_by_a_crash_is_listed_but_only_a_new_one_opens() -> None:
+    host = build(named("l40s"))
+    enable_vfs(host, host.cards[0].address)
+    vf = host.bus.get(host.cards[0].address).vfs[0]
+    host.set_type(vf, "1147")
+    host.start_vm(VM, [vf])
+    host.end_vm(VM, crashed=True)
+    with pytest.raises(Refused, match="No such device"):
+        host.start_vm(VM, [vf])
+    host.set_type(vf, "0")
+    host.set_type(vf, "1147")
+    host.start_vm(VM, [vf])
+
+
+def test_an_unassigned_bar_is_a_line_of_zeros() -> None:
+    told = named("l40s")
+    (cards,) = told["cards"]
+    card = build({**told, "cards": [{**cards, "unassigned_bar": True}]}).bus.get("0000:26:00.0")
+    lines = resource(card).splitlines()
+    assert len(lines) == 13
+    assert set(lines[1]) <= set("0x ") and not set(lines[0]) <= set("0x ")
+
+
+def test_a_function_of_another_vendor_comes_by_hand_and_bears_no_vgpu() -> None:
+    told = named("l40s")
+    model = {**told["models"]["l40s"], "ids": "1002:74a1", "vgpu": "", "vfs": 8, "types": {}, "class": "038000"}
+    (cards,) = told["cards"]
+    host = build({**told, "models": {"l40s": model}, "cards": [{**cards, "driver": "gim"}]})
+    host.bus.set_vfs("0000:26:00.0", 8)
+    with pytest.raises(Refused):
+        host.bus.set_vfs("0000:26:00.0", 4)  # first none, then another number
+    (vf, *_) = host.bus.get("0000:26:00.0").vfs
+    assert host.bus.get(vf).driver is None and not host.sits(host.bus.get(vf))
 
 
 def test_an_hgx_board_has_fifteen_partitions_that_may_not_overlap() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.gpuhost import FakeHost
 from tests.gpuhost.conftest import Start
+from tests.gpuhost.describe import named
 
 PF = "0000:41:00.0"
 VM = "22222222-bbbb-4bbb-8bbb-00000000000a"
@@ -259,9 +260,7 @@ def test_a_lost_card_and_bad_days(start: Start) -> None:
 
 @pytest.mark.parametrize(("library", "error"), [(True, "DriverNotLoaded"), (False, "LibraryNotFound")])
 def test_without_driver_there_is_no_view(start: Start, library: bool, error: str) -> None:
-    from tests.gpuhost.describe import named
-
-    told = dict(named("t4"))
+    told = named("t4")
     host = start({**told, "machine": {**told["machine"], "driver": ""}})
     program = "from pynvml import *\ntry:\n    nvmlInit()\nexcept NVMLError as error:\n    print(type(error).__name__)"
     done = subprocess.run(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 from tests.gpuhost.card import Card
@@ -30,6 +30,8 @@ class Bus:
         self._below: dict[str | None, list[Function]] | None = None  # made anew when functions come or go
 
     def add(self, function: Function) -> None:
+        if function.address in self.functions:
+            raise ValueError(f"two functions at {function.address}")
         self.functions[function.address] = function
         self._below = None
 
@@ -154,8 +156,10 @@ class Bus:
         for function in self.functions.values():
             self.probe(function.address)
 
-    def endpoints(self) -> Iterator[Function]:
-        return (each for each in self.functions.values() if each.card and each.physfn is None and each.graphics)
+    def endpoints(self) -> list[Function]:
+        """The cards' own functions, by address."""
+        found = [each for each in self.functions.values() if each.card and each.physfn is None]
+        return sorted(found, key=lambda each: each.address)
 
     def _matches(self, driver: str, function: Function) -> bool:
         if function.override:

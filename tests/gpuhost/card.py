@@ -134,7 +134,7 @@ class Card:
         return [each for each in self.model.types if self.room(each)]
 
     def create_vgpu(self, wanted: VgpuType, seat: str, parent: str) -> Vgpu:
-        """Make a vGPU; which free GPU instance it gets is the driver's choice."""
+        """Make a vGPU; which free GPU instance it gets is the driver's choice, its placement an offset inside."""
         if not self.room(wanted):
             raise Refused("vgpu create request failed: 0x38", number=errno.EIO)
         instance: int | None = None
@@ -142,9 +142,8 @@ class Card:
         if wanted.profile is not None:
             free = sorted(each.id for each in self.instances.values() if self._room_in(each, wanted))
             instance = free[-1 if self.takes_other else 0]
-            placement = (
-                sum(each.instance == instance for each in self.vgpus) * wanted.gb
-            )  # an offset inside the instance
+            taken = {each.placement for each in self.vgpus if each.instance == instance}
+            placement = next(at for at in (n * wanted.gb for n in range(wanted.per_instance)) if at not in taken)
         elif wanted.starts:
             placement = next(start for start in self._placements(wanted) if self.placement_free(start, wanted.gb))
         self._handles += 1

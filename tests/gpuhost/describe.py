@@ -1,4 +1,9 @@
-"""From a description (hosts/*.json, or one made here) to a host that has booted."""
+"""From a description (hosts/*.json, or one made here) to a host that has booted.
+
+A description has `machine` (fields of host.Machine), `models` by key (catalogue.model reads them), `cards` (a model
+at addresses, each below a list of upstream ports, root first), `others` (functions that are no cards), `switches`
+(NVSwitches), `boot_binding` (driver by address that modprobe's configuration wants) and `after`: steps since boot.
+"""
 
 from __future__ import annotations
 

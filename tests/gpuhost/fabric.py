@@ -19,7 +19,6 @@ class Fabric:
     cards: Sequence[Card]
     mode: int = 1
     active: set[int] = field(default_factory=set)
-    last: str = ""
 
     def boot(self) -> None:
         self.active.clear()

@@ -79,7 +79,7 @@ class Host:
 
     @property
     def visible(self) -> list[Card]:
-        """What NVML counts: cards on the nvidia driver, in PCI order."""
+        """What NVML counts: cards on the nvidia driver."""
         return [each.card for each in self.bus.endpoints() if each.card and each.driver == "nvidia"]
 
     def card(self, address: str) -> Card:
@@ -252,10 +252,9 @@ class Host:
     # drivers
 
     def unbind(self, driver: str, address: str) -> None:
-        """Like the real one, it does not come back while anybody has the card open."""
+        """Like the real one, it does not come back while anybody has the device open."""
         function = self.bus.get(address)
-        card = function.card
-        while driver == "nvidia" and card and not function.physfn and self.in_use(card):
+        while self._held(driver, function):
             if not self.may_block:
                 raise WouldHang(f"unbinding {address} waits for its users", number=errno.EBUSY)
             self.changed.wait()
@@ -268,6 +267,11 @@ class Host:
 
     def set_mig(self, card: Card, on: bool) -> Nvml:
         return card.set_mig(on, self.in_use(card))
+
+    def _held(self, driver: str, function: Function) -> bool:
+        if driver == "nvidia" and function.card and not function.physfn:
+            return self.in_use(function.card)
+        return any(f"/dev/vfio/{function.group}" in each.opened for each in self.processes.values())
 
     def _apply_moods(self) -> None:
         for card in self.cards:

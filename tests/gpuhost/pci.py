@@ -45,14 +45,6 @@ class Function:
         return self.class_code.startswith("06") and self.class_code[2:4] == "04"
 
     @property
-    def graphics(self) -> bool:
-        return self.class_code.startswith("03")
-
-    @property
-    def nvidia_gpu(self) -> bool:
-        return self.vendor == "10de" and self.graphics
-
-    @property
     def dead(self) -> bool:
         return self.card is not None and self.card.dead
 

@@ -98,6 +98,8 @@ class Sysfs:
         if function.reset_methods:
             entries["reset"] = File(None, partial(self._reset, function))
             entries["reset_method"] = told(" ".join(function.reset_methods))
+        if function.driver == "amdgpu" and function.card:
+            entries["mem_info_vram_total"] = told(function.card.model.memory_mib << 20)
         entries |= self._virtual(function)
         entries |= self._vgpu_files(function)
         return entries

@@ -43,6 +43,9 @@ def host_with_mig(name: str) -> tuple[Host, Card]:
 def test_each_description_boots(name: str) -> None:
     host = build(named(name))
     assert host.cards and all(card.model.types for card in host.cards)
+    for card in host.cards:
+        if card.model.total_vfs and not host.bus.get(card.address).vfs:
+            enable_vfs(host, card.address)
     assert all(each.driver == each.natural for each in host.bus.functions.values() if each.natural)
 
 
@@ -313,6 +316,15 @@ def test_the_driver_does_not_let_go_of_a_card_in_use() -> None:
     host.let_go(pid)
     host.unbind("nvidia", card.address)
     assert card not in host.visible
+
+
+def test_vfio_does_not_let_go_of_a_device_that_a_vm_has_open() -> None:
+    host = build({**named("h100"), "boot_binding": {"0000:41:00.0": "vfio-pci"}})
+    host.start_vm(VM, ["0000:41:00.0"])
+    with pytest.raises(WouldHang):
+        host.unbind("vfio-pci", "0000:41:00.0")
+    host.end_vm(VM)
+    host.unbind("vfio-pci", "0000:41:00.0")
 
 
 def test_a_group_is_viable_only_with_all_its_endpoints_on_vfio() -> None:

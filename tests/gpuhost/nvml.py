@@ -19,7 +19,7 @@ def answer(host: Host, line: str) -> str:
     with host.lock:
         try:
             if name != "init":
-                _suffer(host)
+                _suffer(host, name)
             calls = Calls(host)
             call: Callable[..., Values] = getattr(calls, name)
             values = call(*(each if name == "by_bus_id" else int(each) for each in arguments))
@@ -30,13 +30,13 @@ def answer(host: Host, line: str) -> str:
         return "\t".join(str(each) for each in (0, *values))
 
 
-def _suffer(host: Host) -> None:
-    hang = host.moods.strikes("nvml_hang")
+def _suffer(host: Host, name: str) -> None:
+    hang = host.moods.strikes("nvml_hang", name)
     while hang and host.moods.holds(hang):
         host.changed.wait()
-    failing = host.moods.strikes("nvml_error")
+    failing = host.moods.strikes("nvml_error", name)
     if failing:
-        raise Refused("mood", code=Nvml(failing.code))
+        raise Refused("a bad day", code=Nvml(failing.code))
 
 
 class Calls(MigCalls, VgpuCalls):

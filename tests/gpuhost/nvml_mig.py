@@ -111,7 +111,15 @@ class MigCalls(Handles):
 
 
 def _told(card: Card, profile: Profile) -> Values:
-    """Id, slices, most instances, SMs, copy engines, decoders, encoders, jpeg, ofa, memory in MiB, name."""
+    """Id, slices, most instances, SMs, engines (copy, decoders, encoders, jpeg, ofa), memory in MiB, name."""
     decoders, encoders = _ENGINES.get(card.model.architecture, (0, 0))
     engines = (profile.slices, decoders * profile.slices, encoders * profile.slices, 0, int(profile.media))
-    return (profile.id, profile.slices, profile.most, profile.sms, *engines, profile.memory_mib, f"MIG {profile.name}")
+    return (
+        profile.id,
+        profile.slices,
+        profile.most,
+        profile.sms,
+        *engines,
+        profile.memory_mib,
+        f"MIG {profile.name}",
+    )  # the driver's prefix

@@ -18,6 +18,7 @@ class Nvml(IntEnum):
     INSUFFICIENT_SIZE = 7
     DRIVER_NOT_LOADED = 9
     TIMEOUT = 10
+    FUNCTION_NOT_FOUND = 13
     GPU_IS_LOST = 15
     RESET_REQUIRED = 16
     IN_USE = 19

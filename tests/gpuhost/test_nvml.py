@@ -253,6 +253,8 @@ def test_a_lost_card_and_bad_days(start: Start) -> None:
     host = start("t4")
     host.model.kill_card("0000:41:00.0")
     assert ask(host, "told = refused(nvmlDeviceGetName, gpu)") == "NVMLError_GpuIsLost"
+    host.model.set_mood("nvml_error", path="type_class", code=13)
+    assert ask(host, "told = refused(nvmlVgpuTypeGetClass, 232)") == "NVMLError_FunctionNotFound"
     host.model.set_mood("nvml_error", code=10, times=1)
     with pytest.raises(AssertionError, match="NVMLError_Timeout"):
         ask(host, "told = 0")

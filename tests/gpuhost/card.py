@@ -42,13 +42,13 @@ class Vgpu:
 class Card:
     """A GPU. It knows nothing of PCI drivers: the bus tells it when its driver leaves."""
 
-    def __init__(self, model: Model, address: str, number: int, module: int = 0) -> None:
+    def __init__(self, model: Model, address: str, number: int, module: int = 0, host: str = "") -> None:
         self.model = model
         self.address = address
         self.number = number
         self.module = module
-        self.uuid = f"GPU-{uuid5(NAMESPACE_OID, f'vmgpu fake {address}')}"
-        self.serial = f"13209{number:08d}"
+        self.uuid = f"GPU-{uuid5(NAMESPACE_OID, f'{host} {address}')}"
+        self.serial = str(uuid5(NAMESPACE_OID, self.uuid).int)[:13]
         self.mig = False
         self.mig_pending = False
         self.mixed = False

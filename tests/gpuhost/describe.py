@@ -129,7 +129,8 @@ class _Assembly:
         )
 
     def card(self, model: Model, address: str, position: int, told: Mapping[str, Any]) -> None:
-        card = Card(model, address, self._cards, told.get("modules", [0] * len(told["at"]))[position])
+        module = told.get("modules", [0] * len(told["at"]))[position]
+        card = Card(model, address, self._cards, module, self._host.machine.hostname)
         self._cards += 1
         numa = told.get("numa", 0)
         function = self._add(

@@ -17,7 +17,7 @@ from tests.gpuhost.sysfs import Sysfs, cpus
 _PROGRAMS = Path(__file__).parent / "programs"
 _LIKE = {"ubuntu": "debian", "rhel": "fedora", "rocky": "rhel centos fedora"}
 _SECURE_BOOT = "SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
-_BUILT_IN = ("kvm", "vfio_iommu_type1")
+_BUILT_IN = ("vfio", "vfio_iommu_type1")  # as Ubuntu builds them
 
 
 def root(host: Host) -> Folder:
@@ -57,16 +57,21 @@ def _iommu_units(host: Host) -> Mapping[str, Node]:
 
 
 def _modules(host: Host) -> Mapping[str, Node]:
-    """A module built into the kernel has no initstate; the others are live."""
-    entries: dict[str, Node] = {}
-    for name in _loaded(host):
-        entries[name] = folder({"initstate": told("live"), "refcnt": told(0)})
-    parameters = folder({"allow_unsafe_interrupts": told("N")})
-    entries["vfio_iommu_type1"] = folder({"parameters": parameters})
-    entries["kvm"] = folder({"parameters": folder({"halt_poll_ns": told(200000)})})
-    brand = "kvm_intel" if host.machine.vendor == "GenuineIntel" else "kvm_amd"
-    entries[brand] = folder({"initstate": told("live"), "parameters": folder({"nested": told("Y")})})
-    return entries
+    """A module built into the kernel has no initstate and is not in /proc/modules; the others are live."""
+    parameters: dict[str, Mapping[str, Node]] = {
+        "kvm_intel": {"nested": told("Y")},
+        "kvm_amd": {"nested": told("1")},
+        "vfio_iommu_type1": {"allow_unsafe_interrupts": told("N")},
+    }
+    return {
+        name: folder(
+            {
+                **({} if name in _BUILT_IN else {"initstate": told("live"), "refcnt": told(0)}),
+                **({"parameters": folder(parameters[name])} if name in parameters else {}),
+            }
+        )
+        for name in (*_BUILT_IN, *_loaded(host))
+    }
 
 
 def _loaded(host: Host) -> list[str]:
@@ -74,7 +79,8 @@ def _loaded(host: Host) -> list[str]:
     frameworks = {each.model.vgpu for each in host.cards} if "nvidia" in names else set()
     names |= {"nvidia_vgpu_vfio"} if frameworks - {""} else set()
     names |= {"mdev"} if "mdev" in frameworks else set()
-    return sorted({"vfio", *names, *host.machine.modules})
+    names |= {"kvm", "kvm_intel" if host.machine.vendor == "GenuineIntel" else "kvm_amd"}
+    return sorted({*names, *host.machine.modules})
 
 
 def _firmware(host: Host) -> Folder:

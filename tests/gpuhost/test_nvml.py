@@ -274,3 +274,15 @@ def test_without_driver_there_is_no_view(start: Start, library: bool, error: str
         check=True,
     )
     assert done.stdout == f"NVMLError_{error}\n"
+
+
+def test_a_library_that_hangs_goes_on_when_its_mood_is_lifted(start: Start) -> None:
+    host = start("t4", mood={"kind": "nvml_hang", "path": "name"})
+    program = "from pynvml import *; nvmlInit(); print(nvmlDeviceGetName(nvmlDeviceGetHandleByIndex(0)))"
+    asking = subprocess.Popen(
+        [sys.executable, "-c", program], env=host.environment(), stdout=subprocess.PIPE, text=True
+    )
+    with pytest.raises(subprocess.TimeoutExpired):
+        asking.wait(0.5)
+    host.model.clear_moods()
+    assert asking.communicate(timeout=10)[0] == "Tesla T4\n"

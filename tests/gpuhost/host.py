@@ -233,7 +233,8 @@ class Host:
         self.log.clear()
         self.boot()
         for each in kept:
-            self.create_mdev(each.parent, each.type.id, each.seat).autostart = True
+            if each.type.id in self.creatable(self.bus.get(each.parent)):  # not on a card that died or went to vfio
+                self.create_mdev(each.parent, each.type.id, each.seat).autostart = True
         self._wake()
 
     def boot(self) -> None:

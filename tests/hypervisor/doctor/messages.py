@@ -73,6 +73,10 @@ LEADS: dict[str, tuple[str, ...]] = {
         KERNEL + "DMAR: DRHD: handling fault status reg 2",
         KERNEL + "nvidia 0000:41:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0012 address=0x0 flags=0x0020]",
     ),
+    "group-not-opened": (
+        "vfio 0000:41:00.0: failed to open /dev/vfio/27: Input/output error",
+        "vfio: error opening /dev/vfio/27: Interrupted system call",
+    ),
     "group-status": ("vfio: error, failed to get group 27 status: Bad address",),
     "vfio-container": (
         "vfio 0000:41:00.0: failed to setup container for group 27: Failed to set iommu for container: Operation not "
@@ -112,6 +116,7 @@ LEADS: dict[str, tuple[str, ...]] = {
     "card-dead": (
         "internal error: Unknown PCI header type '127' for device '0000:01:00.0'",
         "\t!!! Unknown header type 7f",
+        "0000:01:00.0: its configuration space reads all ones",
         "01:00.0 VGA compatible controller [0300]: NVIDIA Corporation GP104 [10de:1b80] (rev ff) (prog-if ff)",
         KERNEL + "vfio-pci 0000:01:00.0: Unable to change power state from D3cold to D0, device inaccessible",
     ),
@@ -339,6 +344,7 @@ LEADS: dict[str, tuple[str, ...]] = {
         KERNEL + "NVRM: Xid (PCI:0000:41:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
         SECONDS + "NVRM: Xid (0000:41:00): 79, GPU has fallen off the bus.",
         "NVML: GPU is lost",
+        "nvmlReturn 15 GPU_IS_LOST",
     ),
     "card-memory-errors": (
         KERNEL + "NVRM: Xid (PCI:0000:41:00): 48, pid=1234, name=python3, An uncorrectable double bit error (DBE)",
@@ -433,6 +439,7 @@ LEADS: dict[str, tuple[str, ...]] = {
         "internal error: process exited while connecting to monitor",
     ),
     "sysfs-refused": ("bash: echo: write error: Invalid argument",),
+    "device-busy": ("bash: echo: Device or resource busy", "error: device in use"),
     "no-memory": ("fork: Cannot allocate memory",),
     # disks
     "disk-locked": (

@@ -48,6 +48,7 @@ def test_a_healthy_host_has_nothing_to_mend() -> None:
         "cards",
         f"card-driver:{CARD}",
         f"card-bars:{CARD}",
+        f"card-window:{CARD}",
         f"card-reset:{CARD}",
         "vgpu-manager",
         "memory-hugepages",
@@ -248,6 +249,7 @@ VGPU: list[tuple[list[dict[str, Any]], dict[str, Any], str, Level, str]] = [
         Level.broken,
         "systemctl restart nvidia-vgpud nvidia-vgpu-mgr",
     ),
+    ([PF, *VGPU_VFS, SATA], {}, f"card-group:{CARD}", Level.warning, "slot"),
     ([function(driver="nvidia", vfs_most=0)], {}, "firmware-sriov", Level.broken, "SR-IOV"),
     (
         [function(driver="nvidia", device="1eb8", vfs_most=0)],
@@ -270,14 +272,14 @@ VGPU: list[tuple[list[dict[str, Any]], dict[str, Any], str, Level, str]] = [
     (
         [PF, *VGPU_VFS],
         {"vgpus": [{"vm": "5e1b", "type": 557, "driver": "550.54.14", "licensed": False}]},
-        "vgpu-licence:5e1b",
+        f"vgpu-licence:{CARD}-0",
         Level.warning,
         "ClientConfigToken",
     ),
     (
         [PF, *VGPU_VFS],
         {"vgpus": [{"vm": "5e1b", "type": 557, "driver": "580.65.06", "licensed": True}]},
-        "vgpu-driver:5e1b",
+        f"vgpu-driver:{CARD}-0",
         Level.broken,
         "guest driver",
     ),
@@ -382,6 +384,7 @@ def test_one_thing_wrong_with_the_software(changes: dict[str, Any], name: str, l
 def test_libvirt_is_measured_by_what_the_host_offers() -> None:
     old = replace(HEALTHY_SEEN, libvirt="9.0.0")
     assert look(facts(), old)["libvirt"].level is Level.ok
+    assert "virtual functions" not in look(facts(), old)["libvirt"].means
     assert look(facts(PF, *VGPU_VFS, nvml=vgpu_nvml()), old)["libvirt"].level is Level.warning
     mdev = facts() | {"mdev_parents": [{"name": CARD, "address": CARD, "types": []}]}
     assert look(mdev, replace(HEALTHY_SEEN, libvirt="7.2.0"))["libvirt"].level is Level.warning
@@ -392,8 +395,31 @@ def test_what_can_be_handed_out_singly() -> None:
     pairs = [function(f"0000:{bus:02x}:00.0", group=bus // 2) for bus in (0x10, 0x11, 0x20, 0x30)]
     found = look(facts(*pairs))["cards"]
     assert found.level is Level.warning
-    assert found.seen == "4 cards in 3 IOMMU groups" and "At most 3 guests" in found.means
+    assert found.seen == "4 cards in 3 IOMMU groups" and "at most 3 of 4 guests" in found.means
     assert look(facts(function(), function(SECOND)))["cards"].means == "All 2 can be handed out one by one."
+
+
+def test_the_window_of_a_guest_follows_the_regions() -> None:
+    window = look(facts())[f"card-window:{CARD}"]
+    assert window.level is Level.ok and "64-bit window of 256 GiB" in window.seen
+    no_uefi = look(facts(), replace(HEALTHY_SEEN, efi=False))[f"card-window:{CARD}"]
+    assert no_uefi.level is Level.broken and "apt install ovmf" in no_uefi.cure
+    small = function(bars=[{"index": 1, "size": 2**26, "assigned": True}])
+    assert f"card-window:{CARD}" not in look(facts(small))
+
+
+def test_other_vendors_functions_are_devices_of_their_own() -> None:
+    amd = function(vendor="1002", device="74a1", driver="gim", vfs_most=8)
+    assert "as a whole" in look(facts(amd))[f"card-vfs:{CARD}"].means
+    assert look(facts(amd | {"vfs_on": 8}))[f"card-vfs:{CARD}"].seen == "8 of 8 virtual functions are on"
+    assert "vgpu-manager" not in look(facts(amd))
+
+
+def test_an_iommu_that_is_no_intel_one() -> None:
+    amd = look(facts(iommu=iommu(dmar=False, ivrs=True, groups=0), cpu={"vendor": "AuthenticAMD"}))
+    assert "intel_iommu" not in amd["kernel-iommu"].cure and "AMD-Vi" in amd["kernel-iommu"].cure
+    arm = look(facts(iommu=iommu(dmar=False, groups=0), arch="aarch64"))
+    assert "SMMU" in arm["kernel-iommu"].cure and "firmware-iommu" not in arm
 
 
 def test_a_host_without_cards_is_only_warned() -> None:
@@ -454,5 +480,6 @@ def test_no_rubbish_in_the_right_place_makes_it_fail(data: st.DataObject) -> Non
                 continue
             at[key] = data.draw(JSON)
             break
-    for each in examine(told, HEALTHY_SEEN):
-        assert each.id and each.seen is not None
+    found = examine(told, HEALTHY_SEEN)
+    assert all(each.id and each.seen and (each.cure or each.level is Level.ok) for each in found)
+    assert len({each.id for each in found}) == len(found)

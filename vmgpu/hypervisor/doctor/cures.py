@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 _GRUB_FILE = "GRUB_CMDLINE_LINUX_DEFAULT in /etc/default/grub"
+_MKCONFIG = "grub-mkconfig -o /boot/grub/grub.cfg (SUSE: grub2-mkconfig -o /boot/grub2/grub.cfg)"
 _STUB = "write the whole kernel command line (it starts as /proc/cmdline) to /etc/kernel/cmdline"
 _STUB_RUN = 'kernel-install add "$(uname -r)" "/boot/vmlinuz-$(uname -r)"'
 _STUB_RUN_RHEL = 'kernel-install add "$(uname -r)" "/lib/modules/$(uname -r)/vmlinuz"'
@@ -54,13 +55,12 @@ class Platform:
 
     def install(self, thing: str) -> str:
         """How to install a package, by what it is for."""
-        name = _PACKAGES[thing].get(self.family, "")
+        names = _PACKAGES[thing]
         if self.family is Family.debian:
-            return f"Run: apt install {name}."
+            return f"Run: apt install {names[Family.debian]}."
         if self.family is Family.rhel:
-            return f"Run: dnf install {name}."
-        return f"Install {thing} (Debian, Ubuntu: {_PACKAGES[thing][Family.debian]}; RHEL: "
-        f"{_PACKAGES[thing][Family.rhel]})."
+            return f"Run: dnf install {names[Family.rhel]}."
+        return f"Install {thing} (Debian, Ubuntu: {names[Family.debian]}; RHEL: {names[Family.rhel]})."
 
     def initramfs(self) -> str:
         """The command that rebuilds the initramfs."""
@@ -89,7 +89,7 @@ class Platform:
     def _grub(self, arguments: str, *, add: bool) -> str:
         if self.family is Family.rhel:
             return self._grubby(arguments, add=add)
-        make = "update-grub" if self.family is Family.debian else "grub-mkconfig -o /boot/grub/grub.cfg"
+        make = "update-grub" if self.family is Family.debian else _MKCONFIG
         verb = "Add" if add else "Remove"
         return f'{verb} "{arguments}" {"to" if add else "from"} {_GRUB_FILE}, run: {make}.'
 

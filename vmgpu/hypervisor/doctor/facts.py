@@ -80,7 +80,7 @@ class Host:
 
     @property
     def is_amd(self) -> bool:
-        return self.iommu_name.startswith("AMD")
+        return self.iommu_name.startswith("AMD") or bool(self.ivrs)
 
     def module(self, name: str) -> Module:
         """A module by name; unknown where the helper did not say."""

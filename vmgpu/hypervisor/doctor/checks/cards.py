@@ -25,7 +25,7 @@ _LARGE_BAR_MIB = 256
 _LEAST_WINDOW_MIB = 32 * 1024
 
 
-def look(facts: Facts, _seen: LibvirtSeen) -> Iterator[Check]:
+def look(facts: Facts, seen: LibvirtSeen) -> Iterator[Check]:
     """Each card in turn."""
     for card in facts.cards:
         if card.dead:
@@ -35,6 +35,7 @@ def look(facts: Facts, _seen: LibvirtSeen) -> Iterator[Check]:
         yield from _open(card)
         yield from _console(card)
         yield from _regions(card, facts)
+        yield from _window(card, facts, seen)
         yield from _reset(card, facts)
         yield from _link(card)
 
@@ -123,17 +124,27 @@ def _regions(card: Function, facts: Facts) -> Iterator[Check]:
             f"Else: {facts.host.platform.boot_with('pci=realloc')}",
         )
         return
-    sizes = [bar.size_mib for bar in card.bars if bar.size_mib]
-    if not sizes:
+    sizes = [_size(bar.size_mib) for bar in card.bars if bar.size_mib]
+    if sizes:
+        yield ok(name, f"placed: {', '.join(sizes)}", "The host's firmware found room for all of the card's memory.")
+
+
+def _window(card: Function, facts: Facts, seen: LibvirtSeen) -> Iterator[Check]:
+    """A guest has to find room for the same regions."""
+    name, sizes = f"card-window:{card.address}", [bar.size_mib for bar in card.bars]
+    if not any(size >= _LARGE_BAR_MIB for size in sizes):
         return
-    window = max(_LEAST_WINDOW_MIB, 1 << (sum(sizes) - 1).bit_length()) if max(sizes) >= _LARGE_BAR_MIB else 0
-    yield ok(
-        name,
-        "placed: " + ", ".join(_size(size) for size in sizes),
-        f"A guest with it gets a 64-bit window of {_size(window)} and needs UEFI."
-        if window
-        else "It fits any guest's window.",
-    )
+    window = max(_LEAST_WINDOW_MIB, 1 << (sum(sizes) - 1).bit_length())
+    needed = f"{_size(sum(sizes))} of regions need a 64-bit window of {_size(window)} in the guest"
+    if seen.efi is False:
+        yield broken(
+            name,
+            f"{needed}, and there is no UEFI firmware for guests",
+            "SeaBIOS places nothing above 4 GB: the guest's driver would find the card without memory.",
+            facts.host.platform.install("ovmf"),
+        )
+    else:
+        yield ok(name, needed, "vmgpu gives the guest's UEFI this window when it starts.")
 
 
 def _reset(card: Function, facts: Facts) -> Iterator[Check]:
@@ -189,4 +200,4 @@ def _bus(function: Function) -> str:
 
 
 def _size(mib: int) -> str:
-    return f"{mib // 1024} GiB" if mib >= 1024 and mib % 1024 == 0 else f"{mib} MiB"
+    return f"{mib / 1024:.4g} GiB" if mib >= 1024 else f"{mib} MiB"

@@ -58,9 +58,6 @@ def _iommu(facts: Facts) -> Iterator[Check]:
 
 def _sriov(facts: Facts) -> Iterator[Check]:
     able = [card for card in facts.cards if card.vfs_most]
-    if able:
-        most = ", ".join(f"{card.address}: {card.vfs_most}" for card in able)
-        yield ok("firmware-sriov", f"virtual functions possible: {most}", "SR-IOV is on in the firmware.")
     lacking = [
         card.address
         for card in facts.cards
@@ -76,6 +73,10 @@ def _sriov(facts: Facts) -> Iterator[Check]:
             "vGPUs of this generation live on virtual functions; the firmware did not leave room for any.",
             _SRIOV_CURE,
         )
+    elif able:
+        most = sum(card.vfs_most or 0 for card in able)
+        seen = f"{most} virtual functions possible on {len(able)} cards"
+        yield ok("firmware-sriov", seen, "SR-IOV is on in the firmware.")
 
 
 def _says_sriov(facts: Facts, address: str) -> bool:

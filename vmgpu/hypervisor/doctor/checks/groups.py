@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from vmgpu.hypervisor.doctor.facts import Facts, Function
-from vmgpu.hypervisor.doctor.findings import Check, LibvirtSeen, broken, ok, warning
+from vmgpu.hypervisor.doctor.findings import Check, Level, LibvirtSeen, broken, ok, warning
 
 _CLASSES = {
     "0101": "IDE controller",
@@ -57,10 +57,12 @@ def _group(card: Function, facts: Facts) -> Iterator[Check]:
         return
     foreign, cards = _others(card, facts)
     if foreign:
-        yield broken(
+        yield Check(
             name,
+            # A card that is cut into vGPUs stays with the host, and so does its group.
+            Level.warning if facts.vgpu_host and card.driver == "nvidia" else Level.broken,
             f"group {card.group} is shared with {_listed(foreign)}",
-            "A group goes to one guest as a whole, and the host needs what else is in it: the card is not assignable.",
+            "A group goes to one guest as a whole, and the host needs what else is in it: the card cannot be given.",
             f"{_OTHER_SLOT} If the host can do without, bind the others to vfio-pci: "
             + "; ".join(f"virsh nodedev-detach {_nodedev(each)}" for each in foreign)
             + ".",
@@ -115,7 +117,7 @@ def _singly(facts: Facts) -> Iterator[Check]:
         yield warning(
             "cards",
             seen,
-            f"At most {len(usable)} guests can have a whole card at the same time.",
+            f"Whole cards for at most {len(usable)} of {len(cards)} guests at the same time.",
             "See the checks of the single cards; vGPUs do not need whole groups.",
         )
     else:

@@ -30,24 +30,22 @@ def _iommu(facts: Facts) -> Iterator[Check]:
         yield ok("kernel-iommu", f"{host.groups} IOMMU groups", "The kernel keeps devices apart: cards can be given.")
     if host.groups != 0:
         return
-    switched_off = _OFF.search(host.cmdline or "")
-    if switched_off:
-        seen, cure = (
-            f"no IOMMU group; {switched_off[1]} on the command line",
-            host.platform.boot_without(switched_off[1]),
-        )
-    elif host.dmar is False and host.ivrs is False:
-        seen, cure = "no IOMMU group", f"First switch on {host.iommu_name} in the firmware. {_switch_on(facts)}"
-    else:
-        seen, cure = "no IOMMU group", _switch_on(facts)
+    seen, cure = "no IOMMU group", _switch_on(facts)
+    if switched_off := _OFF.search(host.cmdline or ""):
+        seen, cure = f"{seen}; {switched_off[1]} on the command line", host.platform.boot_without(switched_off[1])
+    elif host.x86 and host.dmar is False and host.ivrs is False:
+        cure = f"First switch on {host.iommu_name} in the firmware. {cure}"
     yield Check("kernel-iommu", facts.lacking, seen, "The kernel does not use the IOMMU: no card can be given.", cure)
 
 
 def _switch_on(facts: Facts) -> str:
     host = facts.host
-    # AMD's is on by default, and amd_iommu=on is no argument of the kernel.
-    wanted = "iommu=pt" if host.is_amd else "intel_iommu=on iommu=pt"
-    return host.platform.boot_with(wanted)
+    if not host.x86:
+        return "Switch on the SMMU (IOMMU) in the firmware; look at: journalctl -k | grep -i smmu."
+    if host.is_amd:
+        # amd_iommu=on is no argument of the kernel: what is off was switched off, or is broken.
+        return f"Look why AMD-Vi failed: journalctl -k | grep AMD-Vi. {host.platform.boot_with('iommu=pt')}"
+    return host.platform.boot_with("intel_iommu=on iommu=pt")
 
 
 def _remapping(facts: Facts) -> Iterator[Check]:

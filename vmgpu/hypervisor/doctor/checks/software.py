@@ -38,7 +38,7 @@ def _helper(facts: Facts) -> Iterator[Check]:
             "helper",
             "no facts from the host itself",
             "Firmware, groups, drivers, MIG and vGPUs are unknown: only what libvirt says was looked at.",
-            "Install vmgpu's helper on the host and give it its SSH key; see docs/admin.md.",
+            "Install vmgpu's helper (hostctl) on the host; on another machine with an SSH key of its own.",
         )
     elif facts.errors:
         yield warning(
@@ -101,7 +101,10 @@ def _libvirt(facts: Facts, seen: LibvirtSeen) -> Iterator[Check]:
         means = "It may refuse vGPUs on virtual functions as 'unmanaged' (10.0 or later surely takes them)."
         yield warning("libvirt", f"libvirt {seen.libvirt}", means, update)
     else:
-        yield ok("libvirt", f"libvirt {seen.libvirt}", "New enough for what this host offers.")
+        taken = ["whole cards"]
+        taken += ["mediated devices"] if version >= _MDEV_LIBVIRT else []
+        taken += ["vGPUs on virtual functions"] if version >= _VARIANT_LIBVIRT else []
+        yield ok("libvirt", f"libvirt {seen.libvirt}", f"New enough for this host; it takes {', '.join(taken)}.")
 
 
 def _qemu(facts: Facts, seen: LibvirtSeen) -> Iterator[Check]:

@@ -13,8 +13,11 @@ _BOOT_UNIT = "VFs are gone after a reboot: run it from a unit ordered after nvid
 
 
 def look(facts: Facts, _seen: LibvirtSeen) -> Iterator[Check]:
-    """NVML first, then each NVIDIA card that the driver has."""
+    """NVML first, then each card that a driver cuts."""
     nvidia = [card for card in facts.cards if card.vendor == NVIDIA]
+    for card in facts.cards:
+        if card.vendor != NVIDIA and card.vfs_most:
+            yield _plain_functions(card)
     if not nvidia:
         return
     yield from _manager(facts)
@@ -23,9 +26,17 @@ def look(facts: Facts, _seen: LibvirtSeen) -> Iterator[Check]:
             device = facts.nvml.devices.get(card.address, Device(card.address))
             yield from _framework(card, device, facts)
             yield from _card(card, device)
-            for vgpu in device.vgpus:
-                yield from _running(vgpu, facts)
+            for number, vgpu in enumerate(device.vgpus):
+                yield from _running(vgpu, f"{card.address}-{number}", facts)
         yield from _stolen(card, facts)
+
+
+def _plain_functions(card: Function) -> Check:
+    """AMD's and Intel's virtual functions are whole devices of their own."""
+    name, seen = f"card-vfs:{card.address}", f"{card.vfs_on or 0} of {card.vfs_most} virtual functions are on"
+    if card.vfs_on:
+        return ok(name, seen, "Each can go to a guest; the card as a whole cannot meanwhile.")
+    return ok(name, seen, "The card can be given as a whole; its driver can cut it (AMD: gim, Intel: xe or i915).")
 
 
 def _manager(facts: Facts) -> Iterator[Check]:
@@ -48,7 +59,7 @@ def _manager(facts: Facts) -> Iterator[Check]:
             "vgpu-manager",
             "the helper on the host has no pynvml",
             "MIG, vGPU types and card health cannot be read.",
-            "Install the host's helper again, as the zipapp that brings it: vmgpu host add says how.",
+            "Install the host's helper (hostctl) again: its zipapp brings pynvml.",
         )
     elif nvml.state:
         causes = explain(nvml.error, on=facts.host.platform)
@@ -123,12 +134,11 @@ def _card(card: Function, device: Device) -> Iterator[Check]:
             )
 
 
-def _running(vgpu: Vgpu, facts: Facts) -> Iterator[Check]:
-    whose = vgpu.vm or "unknown"
+def _running(vgpu: Vgpu, place: str, facts: Facts) -> Iterator[Check]:
     if vgpu.licensed is False:
         yield warning(
-            f"vgpu-licence:{whose}",
-            f"the vGPU of guest {whose} has no licence",
+            f"vgpu-licence:{place}",
+            f"the vGPU of guest {vgpu.vm or 'unknown'} has no licence",
             "It is throttled about 20 minutes after its driver has loaded.",
             "In the guest: token in /etc/nvidia/ClientConfigToken, FeatureType=1 in /etc/nvidia/gridd.conf, systemctl "
             "restart nvidia-gridd; ports 443 and 80 to the licence server.",
@@ -136,8 +146,8 @@ def _running(vgpu: Vgpu, facts: Facts) -> Iterator[Check]:
     guest, host = _branch(vgpu.driver), _branch(facts.nvml.driver)
     if guest and host and guest > host:
         yield broken(
-            f"vgpu-driver:{whose}",
-            f"guest driver {vgpu.driver}, host {facts.nvml.driver}",
+            f"vgpu-driver:{place}",
+            f"guest {vgpu.vm or 'unknown'} has driver {vgpu.driver}, host {facts.nvml.driver}",
             "A guest's driver of a later branch than the host's vGPU manager does not load.",
             "Install the guest driver of the host's vGPU package, or update the host's vGPU manager.",
         )

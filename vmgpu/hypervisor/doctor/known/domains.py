@@ -216,6 +216,14 @@ KNOWN = (
         SYMPTOM,
     ),
     Known(
+        "device-busy",
+        "Something else uses this device",
+        "A guest, a driver or a program has it open; only one can.",
+        "fuser -v on its file (/dev/nvidia*, /dev/vfio/*); virsh list; stop who has it.",
+        (r"device or resource busy", r"\bdevice (is )?(already )?in use\b"),
+        SYMPTOM,
+    ),
+    Known(
         "no-memory",
         "Something did not get memory",
         "RAM is used up, or a limit on locked memory was met.",

@@ -198,6 +198,14 @@ KNOWN = (
         ),
     ),
     Known(
+        "group-not-opened",
+        "QEMU could not get at the card's IOMMU group",
+        "The end of the line says why: missing (nothing of it is with vfio), busy (another process) or denied.",
+        "ls -l /dev/vfio; fuser -v /dev/vfio/N; readlink /sys/bus/pci/devices/ADDRESS/driver.",
+        (rf"(failed to open|error opening|could not open) '{_GROUP_FILE}",),
+        SYMPTOM,
+    ),
+    Known(
         "group-status",
         "The state of the IOMMU group could not be read",
         "The kernel's VFIO and this QEMU do not understand one another, or the group vanished meanwhile.",

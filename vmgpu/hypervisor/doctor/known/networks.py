@@ -70,7 +70,7 @@ KNOWN = (
         (
             r"\bpasst\b[^\n]{0,100}(not supported|unsupported|unexpected|failed|not found|no "
             r"such|invalid|denied|exited)",
-            r"(unsupported|unexpected|unable|failed|cannot|invalid)[^\n]{0,80}\bpasst\b",
+            r"(unsupported|unexpected|unable|failed|cannot|invalid|refuse[sd]?)[^\n]{0,80}\bpasst\b",
         ),
         CULPRIT,
     ),

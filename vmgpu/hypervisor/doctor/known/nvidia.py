@@ -111,7 +111,7 @@ KNOWN = (
         "Make the largest first, or name a place: nvidia-smi mig -lgipp, then -cgi PROFILE:START. Free what is not "
         "used: "
         "nvidia-smi mig -dci; -dgi.",
-        (*nvml("insufficient_resources"), r"insufficient resources"),
+        (*nvml("insufficient_resources"), r"insufficient(_| )resources"),
         CULPRIT,
     ),
     Known(

@@ -90,8 +90,8 @@ KNOWN = (
         "Its configuration space reads all ones: it hangs after a failed reset or has lost power.",
         _POWER_CYCLE,
         (
-            r"unknown pci header type '?(0x)?(127|7f)",
-            r"unknown header type '?(0x)?7f",
+            r"header type '?(0x)?(127|7f)\b",
+            r"config(uration)? space[^\n]{0,40}(all ones|0xff|ff ff)",
             r"\(rev ff\)",
             r"d3cold to d0, device inaccessible",
         ),

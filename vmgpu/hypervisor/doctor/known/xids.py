@@ -12,7 +12,7 @@ KNOWN = (
         "Do not hand the card out. Power-cycle the host, seat the card and its power cables again, look at "
         "temperatures "
         "and at AER errors; return the card if it happens again.",
-        (xid(79), r"gpu has fallen off the bus", r"gpu is lost", r"nvml_error_gpu_is_lost", r"nvmlerror_gpuislost"),
+        (xid(79), r"gpu has fallen off the bus", r"(\b|error_)gpu(_| )is(_| )lost", r"nvmlerror_gpuislost"),
         CULPRIT,
     ),
     Known(

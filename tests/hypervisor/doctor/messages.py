@@ -90,6 +90,7 @@ LEADS: dict[str, tuple[str, ...]] = {
         "the host",
     ),
     "vfio-module": (
+        "modprobe: ERROR: could not insert 'vfio_pci': Invalid argument",
         "error: internal error: Failed to load PCI driver module vfio-pci: administratively prohibited",
         "Failed to load PCI stub module vfio-pci",
         "modprobe: FATAL: Module vfio-pci not found in directory /lib/modules/6.1.0-13-cloud-amd64",
@@ -125,12 +126,15 @@ LEADS: dict[str, tuple[str, ...]] = {
         KERNEL + "pci 0000:01:00.0: not ready 65535ms after FLR; giving up",
     ),
     "card-asleep": (
-        KERNEL + "vfio-pci 0000:01:00.0: Unable to change power state from D3cold to D0, device inaccessible",
+        KERNEL + "vfio-pci 0000:01:00.0: Unable to change power state from D3hot to D0",
         KERNEL + "vfio-pci 0000:01:00.0: can't change power state from D3hot to D0 (config space inaccessible)",
         "vfio: Unable to power on device, stuck in D3",
         KERNEL + "vfio-pci 0000:01:00.0: Refused to change power state, currently in D3",
     ),
     "bar-unassigned": (
+        "kernel: pci 0000:41:00.0: can't claim BAR 1 [mem 0x100000000-0x1ffffffff 64bit pref]: no compatible bridge "
+        "window",
+        "NVRM: request_mem_region failed for 0M @ 0x0. This can",
         KERNEL + "pci 0000:41:00.0: BAR 1: no space for [mem size 0x2000000000 64bit pref]",
         KERNEL + "pci 0000:41:00.0: BAR 1: failed to assign [mem size 0x2000000000 64bit pref]",
         KERNEL + "pci 0000:41:00.0: BAR 1 [mem size 0x2000000000 64bit pref]: can't assign; no space",
@@ -182,14 +186,19 @@ LEADS: dict[str, tuple[str, ...]] = {
         "error: Requested operation is not valid: domain has assigned non-USB host devices",
         "qemu-kvm: 0000:41:00.0: VFIO migration is not supported in kernel",
     ),
-    "reset-failed": ("error: Failed to reset PCI device: internal error",),
+    "reset-failed": (
+        "kernel: vfio-pci 0000:41:00.0: vfio_bar_restore: reset recovery - restoring BARs",
+        "error: Failed to reset PCI device: internal error",
+    ),
     # vGPUs
     "vgpu-guest-too-old": (
+        "vmiop_log: (0x0): Guest driver 470.82 is older than the host supports",
         "nvidia-vgpu-mgr[4236]: error: vmiop_log: (0x0): Incompatible Guest/Host drivers: Guest VGX version is older "
         "than "
         "the minimum version supported by the Host. Disabling vGPU.",
     ),
     "vgpu-guest-too-new": (
+        "vmiop_log: (0x0): guest NVIDIA driver version 580.65 is newer than the vGPU manager 535.129",
         "Incompatible Guest/Host drivers: Guest VGX version is newer than the maximum version supported by the Host. "
         "Disabling vGPU.",
         "Incompatible Guest/Host drivers: Host VGX version is older than the minimum version supported by the Guest.",
@@ -205,6 +214,7 @@ LEADS: dict[str, tuple[str, ...]] = {
     ),
     "vgpu-no-gpu-instance": (KERNEL + "NVRM: Failed to add vgpu create request: 0x38",),
     "vgpu-create-refused": (
+        "error: internal error: Unable to start mediated device: write error",
         KERNEL + "NVRM: Failed to add vgpu create request: 0x56",
         "tee: /sys/bus/pci/devices/0000:41:00.4/nvidia/current_vgpu_type: Input/output error",
         "cannot write current_vgpu_type: [Errno 22] Invalid argument",
@@ -256,6 +266,7 @@ LEADS: dict[str, tuple[str, ...]] = {
     ),
     "licence-grace": ("notice: vmiop_log: (0x0): vGPU license state:  Unlicensed (Unrestricted)",),
     "licence-not-got": (
+        "nvidia-gridd[812]: Unable to connect to license server cls.example",
         "nvidia-gridd[812]: Failed to acquire license from cls.example (Info: NVIDIA RTX Virtual Workstation)",
         "client configuration token not found in /etc/nvidia/ClientConfigToken",
     ),
@@ -266,6 +277,7 @@ LEADS: dict[str, tuple[str, ...]] = {
     "vgpu-plugin-failed": ("error: vmiop_env_log: (0x0): Failed to attach device: 0x1f",),
     # driver, NVML, MIG, fabric
     "nvidia-adapter": (
+        "kernel: nvidia: probe of 0000:01:00.0 failed with error -1",
         KERNEL + "NVRM: GPU 0000:01:00.0: RmInitAdapter failed! (0x24:0xffff:1457)",
         SECONDS + "NVRM: GPU 0000:01:00.0: rm_init_adapter failed, device minor number 0",
     ),
@@ -366,7 +378,11 @@ LEADS: dict[str, tuple[str, ...]] = {
         "error: invalid argument: could not find capabilities for arch=x86_64 domaintype=kvm",
         "Emulator '/usr/bin/qemu-system-x86_64' does not support virt type 'kvm'",
     ),
-    "kvm-firmware": (KERNEL + "kvm: disabled by bios", SECONDS + "kvm_intel: VMX (outside TXT) disabled by BIOS"),
+    "kvm-firmware": (
+        "modprobe: ERROR: could not insert 'kvm_intel': Operation not supported",
+        KERNEL + "kvm: disabled by bios",
+        SECONDS + "kvm_intel: VMX (outside TXT) disabled by BIOS",
+    ),
     "kvm-denied": (
         "Could not access KVM kernel module: Permission denied\nqemu-system-x86_64: failed to initialize kvm: "
         "Permission denied",
@@ -405,6 +421,10 @@ LEADS: dict[str, tuple[str, ...]] = {
         "qemu-system-x86_64: unsupported machine type 'pc-q35-9.2'",
         "'bochs-display' is not a valid device model name",
     ),
+    "qemu-missing": (
+        "error: Cannot check QEMU binary /usr/bin/qemu-system-x86_64: No such file or directory",
+        "error: internal error: Cannot find suitable emulator for x86_64",
+    ),
     "hugepages-short": (
         "internal error: Unable to find any usable hugetlbfs mount for 1048576 KiB",
         "qemu-system-x86_64: unable to map backing store for guest RAM: Cannot allocate memory",
@@ -415,10 +435,12 @@ LEADS: dict[str, tuple[str, ...]] = {
         KERNEL + "Out of memory: Killed process 4711 (qemu-system-x86) total-vm:103079215kB",
     ),
     "apparmor": (
+        "libvirt:  error : unable to set AppArmor profile 'libvirt-5e1b' for '/usr/bin/kvm': No such file or directory",
         KERNEL + 'audit: type=1400 apparmor="DENIED" operation="open" profile="libvirt-5e1b" name="/srv/x.qcow2"',
     ),
     "selinux": ('type=AVC msg=audit(1): avc:  denied  { read } for  pid=1 comm="qemu-kvm" name="x.qcow2"',),
     "files-denied": (
+        "libvirt:  error : cannot execute binary /usr/bin/kvm: Permission denied",
         "error: Cannot access storage file '/root/vm.qcow2' (as uid:64055, gid:109): Permission denied",
         "qemu-system-x86_64: -kernel /root/vmlinuz: could not open '/root/vmlinuz': Permission denied",
     ),
@@ -443,6 +465,7 @@ LEADS: dict[str, tuple[str, ...]] = {
     "no-memory": ("fork: Cannot allocate memory",),
     # disks
     "disk-locked": (
+        "qemu-system-x86_64: Failed to lock byte 100",
         'Failed to get "write" lock\nIs another process using the image [/var/lib/libvirt/images/x.qcow2]?',
         "qemu-img: Could not open 'x.qcow2': Failed to get shared \"write\" lock",
         '{"desc": "Failed to get \\"consistent read\\" lock"}',

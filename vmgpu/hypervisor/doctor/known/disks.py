@@ -15,6 +15,7 @@ KNOWN = (
         (
             r"failed to get (shared )?'(write|consistent read|resize)' lock",
             r"another process using the image",
+            r"failed to lock byte \d+",
         ),
         CULPRIT,
     ),

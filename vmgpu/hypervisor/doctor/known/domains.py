@@ -66,6 +66,19 @@ KNOWN = (
         ),
     ),
     Known(
+        "qemu-missing",
+        "QEMU is not installed where libvirt looks for it",
+        "The emulator that the domain names is not there, or none serves this processor.",
+        lambda p: p.install("qemu") + " Then restart libvirt and look: virsh capabilities must list <emulator>.",
+        (
+            r"cannot check qemu binary",
+            r"cannot find suitable emulator",
+            r"no emulator found for arch",
+            r"qemu-system-x86_64: (command )?not found",
+        ),
+        CULPRIT,
+    ),
+    Known(
         "hugepages-short",
         "Not enough free hugepages for the guest",
         "They are reserved at boot or by hand, per NUMA node, and other guests hold them.",
@@ -103,7 +116,7 @@ KNOWN = (
         "The file lies where libvirt's profile does not look, or is not named in the domain's XML.",
         "Keep disks in a libvirt pool. For another place add it to /etc/apparmor.d/local/abstractions/libvirt-qemu and "
         "run: systemctl reload apparmor.",
-        (r"apparmor='?denied", r"apparmor[^\n]{0,40}denied"),
+        (r"apparmor='?denied", r"apparmor[^\n]{0,40}denied", r"unable to set apparmor profile"),
         CULPRIT,
     ),
     Known(
@@ -125,6 +138,7 @@ KNOWN = (
             r"(could not|cannot|can't|failed to|unable to) (open|access|read|create)(?![^\n]{0,40}/dev/(vfio|kvm))"
             r"[^\n]{0,200}permission denied",
             r"unable to set user and group to",
+            r"cannot execute binary [^\n]{1,80}permission denied",
         ),
     ),
     Known(

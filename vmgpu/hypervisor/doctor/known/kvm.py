@@ -31,6 +31,7 @@ KNOWN = (
         (
             r"kvm: [^\n]{0,60}disabled by (the )?(bios|firmware)",
             r"(vmx|svm)[^\n]{0,40}disabled by (the )?(bios|firmware)",
+            r"could not insert 'kvm_(intel|amd)[^\n]{0,10} operation not supported",
         ),
         CULPRIT,
     ),

@@ -13,7 +13,7 @@ KNOWN = (
         "Look at the lines before it: an unassigned BAR and a dead card have cures of their own. Else remove and "
         "rescan "
         "the card, power-cycle the host, update driver and VBIOS. In a vGPU guest compare driver branches.",
-        (r"rminitadapter failed", r"rm_init_adapter failed", r"failed to copy vbios"),
+        (r"rminitadapter failed", r"rm_init_adapter failed", r"failed to copy vbios", r"nvidia: probe of \S+ failed"),
     ),
     Known(
         "nouveau-first",

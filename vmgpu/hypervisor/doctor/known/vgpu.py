@@ -16,7 +16,10 @@ KNOWN = (
         "The guest's NVIDIA driver is too old for the host's vGPU manager",
         "The plugin switched the vGPU off: the host no longer speaks the guest's protocol.",
         _DRIVERS + "Install the guest driver that came with the host's vGPU package, or capture an image that has it.",
-        (r"guest vgx version is older", r"guest (nvidia )?driver.{0,40} (is )?too old"),
+        (
+            r"guest vgx version is older",
+            r"guest(?!/host)[^\n]{0,40}driver[^\n]{0,60}(too old|older than)",
+        ),
         CULPRIT,
     ),
     Known(
@@ -24,7 +27,11 @@ KNOWN = (
         "The guest runs a later NVIDIA driver than the host's vGPU manager can serve",
         "The plugin switched the vGPU off. Usual after an automatic update inside the guest.",
         _DRIVERS + "Update the host's vGPU manager, or go back in the guest and hold the package there.",
-        (r"guest vgx version is newer", r"host vgx version is older", r"guest (nvidia )?driver.{0,40} (is )?too new"),
+        (
+            r"guest vgx version is newer",
+            r"host vgx version is older",
+            r"guest(?!/host)[^\n]{0,40}driver[^\n]{0,60}(too new|(newer|later) than)",
+        ),
         CULPRIT,
     ),
     Known(
@@ -73,6 +80,7 @@ KNOWN = (
             r"current_vgpu_type[^\n]{0,120}(no space left|device or resource busy|operation not permitted)",
             r"nvidia-vgpu-vfio[^\n]{0,100}(start failed|creation failed)",
             r"vgpu creation failed",
+            r"unable to (start|create|define) mediated device",
         ),
     ),
     Known(
@@ -250,6 +258,7 @@ KNOWN = (
             r"nvidia-gridd[^\n]{0,120}(failed|error|invalid|expired|denied)",
             r"failed to acquire[^\n]{0,40}licen[cs]e",
             r"client.?configuration.?token[^\n]{0,100}(not found|missing|invalid|expired|no such)",
+            r"(failed|unable) to (connect|communicate)[^\n]{0,60}licen[cs]e server",
         ),
     ),
     Known(

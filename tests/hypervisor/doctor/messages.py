@@ -148,6 +148,8 @@ LEADS: dict[str, tuple[str, ...]] = {
     "sriov-no-room": (
         KERNEL + "nvidia 0000:41:00.0: not enough MMIO resources for SR-IOV",
         KERNEL + "nvidia 0000:41:00.0: SR-IOV: bus number out of range",
+        KERNEL + "pci 0000:41:00.0: BAR 8: no space for [mem size 0x4000000000 64bit pref]",
+        KERNEL + "pci 0000:41:00.0: VF BAR 1 [mem size 0x4000000000 64bit pref]: can't assign; no space",
     ),
     "memory-not-locked": (
         "qemu-system-x86_64: VFIO_MAP_DMA failed: Cannot allocate memory",
@@ -557,6 +559,9 @@ Dec 01 09:00:00 gpu1 kernel: Linux version 6.1.0-28-amd64 (debian-kernel@lists.d
 [    0.323456] AMD-Vi: Interrupt remapping enabled
 [    0.423456] pci 0000:41:00.0: Adding to iommu group 27
 [    0.523456] pci 0000:00:1c.0: BAR 13: no space for [io  size 0x1000]
+[    0.583456] pci 0000:00:1c.0: BAR 15: no space for [mem size 0x00200000 64bit pref]
+[    0.593456] pci 0000:41:00.0: BAR 6: no space for [mem size 0x00080000 pref]
+[    0.603456] pci 0000:00:1c.0: bridge window [mem size 0x00200000 64bit pref]: can't assign; no space
 [    0.623456] pci 0000:41:00.0: BAR 1: assigned [mem 0x380000000000-0x381fffffffff 64bit pref]
 [    0.723456] pci 0000:41:00.0: not ready 1023ms after FLR; waiting
 [    1.023456] nvidia: module verification failed: signature and/or required key missing - tainting kernel

@@ -381,6 +381,13 @@ def test_one_thing_wrong_with_the_software(changes: dict[str, Any], name: str, l
     assert found.level is level and cure in found.cure, found
 
 
+def test_no_slices_of_mig_on_a_fabric_for_vgpus() -> None:
+    nvml = vgpu_nvml(mig={"current": 1, "pending": 1}, instances=[{}])
+    found = look(facts(PF, *VGPU_VFS, SWITCH, nvml=nvml, fabric={"manager": "running", "mode": 2}))
+    assert found[f"card-mig:{CARD}"].level is Level.warning and "-mig 0" in found[f"card-mig:{CARD}"].cure
+    assert found["fabric-mode"].level is Level.ok
+
+
 def test_libvirt_is_measured_by_what_the_host_offers() -> None:
     old = replace(HEALTHY_SEEN, libvirt="9.0.0")
     assert look(facts(), old)["libvirt"].level is Level.ok
@@ -396,7 +403,7 @@ def test_what_can_be_handed_out_singly() -> None:
     found = look(facts(*pairs))["cards"]
     assert found.level is Level.warning
     assert found.seen == "4 cards in 3 IOMMU groups" and "at most 3 of 4 guests" in found.means
-    assert look(facts(function(), function(SECOND)))["cards"].means == "All 2 can be handed out one by one."
+    assert look(facts(function(), function(SECOND)))["cards"].means == "Each can be handed out by itself."
 
 
 def test_the_window_of_a_guest_follows_the_regions() -> None:

@@ -10,6 +10,7 @@ from vmgpu.hypervisor.doctor.cures import Platform
 from vmgpu.hypervisor.doctor.findings import Level
 
 NVIDIA, AMD, INTEL = "10de", "1002", "8086"
+FABRIC_FULL, FABRIC_SHARED, FABRIC_VGPU = 0, 1, 2  # FABRIC_MODE of the fabric manager
 _CARD_CLASSES = ("0300", "0302", "0380", "1200")
 _BRIDGE_CLASSES = ("0600", "0604")
 
@@ -251,6 +252,12 @@ class Facts:
     def cards(self) -> tuple[Function, ...]:
         """All whole cards, by address."""
         return tuple(each for _, each in sorted(self.functions.items()) if each.is_card)
+
+    @cached_property
+    def switches(self) -> tuple[str, ...]:
+        """All NVSwitches."""
+        found = {each.address for each in self.functions.values() if each.is_switch}
+        return tuple(sorted(found | set(self.fabric.switches)))
 
     @property
     def lacking(self) -> Level:

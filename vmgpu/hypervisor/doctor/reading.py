@@ -177,7 +177,7 @@ def _device(told: Mapping[str, Any]) -> Device:
 
 
 def _on(value: Any) -> bool:
-    return value in (True, 1)
+    return _flag(value) is True
 
 
 def _fabric(told: Mapping[str, Any]) -> Fabric:
@@ -206,8 +206,8 @@ def _items(value: Any) -> list[Any]:
 
 
 def _flag(value: Any) -> bool | None:
-    """True or False, else unknown."""
-    return value if isinstance(value, bool) else None
+    """True or False (a driver's 1 or 0 as well), else unknown."""
+    return bool(value) if isinstance(value, bool | int) and value in (0, 1) else None
 
 
 def _number(value: Any) -> int | None:

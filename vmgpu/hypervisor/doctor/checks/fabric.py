@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vmgpu.hypervisor.doctor.facts import Facts
+from vmgpu.hypervisor.doctor.facts import FABRIC_FULL, FABRIC_SHARED, FABRIC_VGPU, Facts
 from vmgpu.hypervisor.doctor.findings import Check, LibvirtSeen, broken, ok, warning
 
 _CONFIG = "/usr/share/nvidia/nvswitch/fabricmanager.cfg"
-_FULL, _SHARED, _VGPU = 0, 1, 2
-_NAMES = {_FULL: "full passthrough", _SHARED: "shared NVSwitches", _VGPU: "vGPU"}
+_NAMES = {FABRIC_FULL: "full passthrough", FABRIC_SHARED: "shared NVSwitches", FABRIC_VGPU: "vGPU"}
 _SET_SHARED = f"Set FABRIC_MODE=1 in {_CONFIG}, then: systemctl restart nvidia-fabricmanager."
 
 
 def look(facts: Facts, _seen: LibvirtSeen) -> Iterator[Check]:
     """Nothing where there is no NVSwitch."""
-    switches = set(facts.fabric.switches) | {each.address for each in facts.functions.values() if each.is_switch}
-    if not switches:
+    if not facts.switches:
         return
-    yield from _manager(facts, len(switches))
+    yield from _manager(facts, len(facts.switches))
     if facts.fabric.manager == "running":
         yield from _mode(facts)
         yield from _partitions(facts)
@@ -51,9 +49,9 @@ def _mode(facts: Facts) -> Iterator[Check]:
     if mode is None:
         return
     seen = f"FABRIC_MODE={mode} ({_NAMES.get(mode, 'unknown')})"
-    if mode == _SHARED:
+    if mode == FABRIC_SHARED:
         yield ok("fabric-mode", seen, "The host keeps the switches; guests get the cards of one partition.")
-    elif mode == _VGPU:
+    elif mode == FABRIC_VGPU:
         yield ok("fabric-mode", seen, "Time-sliced vGPUs of a whole card's memory; MIG-backed ones are not possible.")
     else:
         yield warning(
@@ -66,7 +64,7 @@ def _mode(facts: Facts) -> Iterator[Check]:
 
 def _partitions(facts: Facts) -> Iterator[Check]:
     partitions = facts.fabric.partitions
-    if facts.fabric.mode != _SHARED:
+    if facts.fabric.mode != FABRIC_SHARED:
         return
     if not partitions:
         yield warning(

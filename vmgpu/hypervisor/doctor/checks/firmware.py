@@ -75,7 +75,7 @@ def _sriov(facts: Facts) -> Iterator[Check]:
         )
     elif able:
         most = sum(card.vfs_most or 0 for card in able)
-        seen = f"{most} virtual functions possible on {len(able)} cards"
+        seen = f"{most} virtual functions possible on {len(able)} card(s)"
         yield ok("firmware-sriov", seen, "SR-IOV is on in the firmware.")
 
 

@@ -110,9 +110,9 @@ def _singly(facts: Facts) -> Iterator[Check]:
             )
         return
     usable = {card.group for card in cards if not _others(card, facts)[0]}
-    seen = f"{len(cards)} cards in {len({card.group for card in cards})} IOMMU groups"
+    seen = f"{_count(len(cards), 'card')} in {_count(len({card.group for card in cards}), 'IOMMU group')}"
     if len(usable) == len(facts.cards):
-        yield ok("cards", seen, f"All {len(cards)} can be handed out one by one.")
+        yield ok("cards", seen, "Each can be handed out by itself.")
     elif usable:
         yield warning(
             "cards",
@@ -138,6 +138,10 @@ def _others(card: Function, facts: Facts) -> tuple[list[Function], list[Function
 
 def _listed(functions: Iterable[Function]) -> str:
     return ", ".join(f"{_kind(each)} {each.address} ({each.driver or 'no driver'})" for each in functions)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _kind(function: Function) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from vmgpu.hypervisor.doctor.facts import Facts
 from vmgpu.hypervisor.doctor.findings import Check, LibvirtSeen, ok, warning
 
+_ALL_KIB = 2**40  # more than any machine has
 _LEAST_LOCKED_KIB = 8 * 1024  # systemd's default for a service
 
 
@@ -47,5 +48,5 @@ def _locked(facts: Facts) -> Iterator[Check]:
             "Run: systemctl edit libvirtd (or virtqemud), add [Service] and LimitMEMLOCK=infinity, then restart it.",
         )
     else:
-        seen = "no limit" if limit < 0 else f"{limit} KiB may be locked"
+        seen = "no limit" if limit < 0 or limit >= _ALL_KIB else f"{limit} KiB may be locked"
         yield ok("memory-locked", seen, "libvirt raises the limit for each guest with a card by itself.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vmgpu.hypervisor.doctor.facts import Device, Facts
+from vmgpu.hypervisor.doctor.facts import FABRIC_VGPU, Device, Facts
 from vmgpu.hypervisor.doctor.findings import Check, LibvirtSeen, broken, ok, warning
 
 
@@ -35,6 +35,13 @@ def _mode(address: str, device: Device, mode: tuple[bool, bool], facts: Facts) -
             "A MIG instance is no PCI device: it enters a guest only as a MIG-backed vGPU. A whole card would start in "
             "MIG mode.",
             f"Run: nvidia-smi -i {address} -mig 0. For slices install NVIDIA's vGPU host driver.",
+        )
+    if facts.switches and facts.fabric.mode == FABRIC_VGPU:
+        return warning(
+            name,
+            f"MIG is on ({device.instances} instances), on a machine with NVSwitches in vGPU mode",
+            "NVIDIA supports no MIG-backed vGPUs there, only time-sliced ones of a whole card's memory.",
+            f"Run: nvidia-smi -i {address} -mig 0.",
         )
     if card is not None and card.vfs_most and not card.vfs_on:
         return warning(

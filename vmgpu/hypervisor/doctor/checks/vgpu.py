@@ -9,7 +9,6 @@ from vmgpu.hypervisor.doctor.facts import NVIDIA, Device, Facts, Function, Vgpu
 from vmgpu.hypervisor.doctor.findings import Check, LibvirtSeen, broken, ok, warning
 
 _MAXWELL = ("13bd", "13f2", "13f3")  # M10, M60, M6
-_BOOT_UNIT = "VFs are gone after a reboot: run it from a unit ordered after nvidia-vgpu-mgr."
 
 
 def look(facts: Facts, _seen: LibvirtSeen) -> Iterator[Check]:
@@ -94,7 +93,8 @@ def _framework(card: Function, device: Device, facts: Facts) -> Iterator[Check]:
             name,
             f"0 of {card.vfs_most} virtual functions are on",
             "vGPUs of this card live on virtual functions; how they are made shows only then.",
-            f"Run: /usr/lib/nvidia/sriov-manage -e {card.address}. {_BOOT_UNIT}",
+            "vmgpu switches them on when it cuts the card. By hand, after each reboot: "
+            f"/usr/lib/nvidia/sriov-manage -e {card.address}.",
         )
     elif device.sriov is not True:
         yield warning(

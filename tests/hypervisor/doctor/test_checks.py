@@ -42,6 +42,7 @@ def test_a_healthy_host_has_nothing_to_mend() -> None:
         "firmware-sriov",
         "firmware-uefi",
         "kernel-iommu",
+        "kernel-command-line",
         "interrupt-remapping",
         "vfio",
         f"card-group:{CARD}",
@@ -446,6 +447,7 @@ def test_the_unknown_breaks_nothing() -> None:
         found = examine(told, LibvirtSeen())
         assert not [each for each in found if each.level is Level.broken]
     assert [each.id for each in examine({}, LibvirtSeen())] == ["helper"]
+    assert "SSH key" in examine({}, LibvirtSeen(remote=True))[0].cure
     bare = function(CARD, **{name: None for name in function() if name not in ("address", "vendor", "class")})
     assert not [each for each in look(facts(bare)).values() if each.level is Level.broken and ":" in each.id]
 

@@ -98,15 +98,6 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class MdevType:
-    """One vGPU type that a mediated device may have."""
-
-    id: str
-    name: str
-    available: int | None
-
-
-@dataclass(frozen=True)
 class Holder:
     """A process that has a device file of a card open."""
 
@@ -125,7 +116,6 @@ class Function:
     class_code: str = ""
     driver: str = ""
     group: int | None = None
-    numa: int | None = None
     boot_vga: bool | None = None
     bridge: bool = False
     reset_methods: tuple[str, ...] | None = None
@@ -133,13 +123,12 @@ class Function:
     bars: tuple[Bar, ...] = ()
     width: int | None = None
     max_width: int | None = None
-    power: str = ""
     physfn: str = ""
     vfs: tuple[str, ...] = ()
     vfs_on: int | None = None
     vfs_most: int | None = None
     driver_override: str = ""
-    mdev_types: tuple[MdevType, ...] = ()
+    mdev_types: tuple[str, ...] = ()
     vendor_vfio: bool = False  # it has NVIDIA's folder of vGPU types: the framework without mdev
     vgpu_type: int | None = None
     holders: tuple[Holder, ...] = ()
@@ -170,19 +159,10 @@ class Function:
 
 
 @dataclass(frozen=True)
-class VgpuType:
-    """A vGPU type as NVML names it."""
-
-    id: int | None
-    name: str
-
-
-@dataclass(frozen=True)
 class Vgpu:
     """A running vGPU."""
 
     vm: str
-    type: int | None
     driver: str
     licensed: bool | None
 
@@ -192,13 +172,12 @@ class Device:
     """A card as NVML sees it."""
 
     address: str
-    name: str = ""
     mig: tuple[bool, bool] | None = None  # current and pending
     virtualization: str = ""
     sriov: bool | None = None
     mixed: tuple[bool | None, bool | None] = (None, None)  # supported, on
     instances: int = 0
-    vgpu_types: tuple[VgpuType, ...] = ()
+    vgpu_types: tuple[str, ...] = ()
     vgpus: tuple[Vgpu, ...] = ()
     processes: tuple[str, ...] = ()
     ecc: bool | None = None
@@ -217,9 +196,8 @@ class Nvml:
 
 @dataclass(frozen=True)
 class Partition:
-    """A set of GPUs that the fabric manager connects; `gpus` are addresses where it knows them."""
+    """A set of so many GPUs that the fabric manager connects."""
 
-    id: int | None
     active: bool | None
     gpus: int
 

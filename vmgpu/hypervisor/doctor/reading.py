@@ -16,12 +16,10 @@ from vmgpu.hypervisor.doctor.facts import (
     Holder,
     Host,
     Hugepages,
-    MdevType,
     Module,
     Nvml,
     Partition,
     Vgpu,
-    VgpuType,
 )
 
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -38,10 +36,8 @@ def read(told: Any) -> Facts:
         host=_host(_mapping(top.get("host"))),
         functions={each.address: each for each in functions if each is not None},
         bus_known=isinstance(top.get("pci"), list),
-        mdev_parents=tuple(
-            name for each in _items(top.get("mdev_parents")) if (name := _text(_mapping(each).get("name")))
-        ),
-        mdevs=tuple(uuid for each in _items(top.get("mdevs")) if (uuid := _text(_mapping(each).get("uuid")))),
+        mdev_parents=_column(top.get("mdev_parents"), "name"),
+        mdevs=_column(top.get("mdevs"), "uuid"),
         nvml=_nvml(_mapping(top.get("nvml"))),
         fabric=_fabric(_mapping(top.get("fabric"))),
         errors=_words(top.get("errors")),
@@ -102,7 +98,6 @@ def _function(value: Any) -> Function | None:
         class_code=_text(told.get("class")).lower().removeprefix("0x")[:4],
         driver=_text(told.get("driver")),
         group=_number(told.get("group")),
-        numa=_number(told.get("numa")),
         boot_vga=_flag(told.get("boot_vga")),
         bridge=_flag(told.get("bridge")) or False,
         reset_methods=_words(methods) if isinstance(methods, list) else None,
@@ -110,16 +105,12 @@ def _function(value: Any) -> Function | None:
         bars=tuple(each for each in bars if each is not None),
         width=_number(link.get("width")),
         max_width=_number(link.get("max_width")),
-        power=_text(told.get("power")),
         physfn=_address(told.get("physfn")),
         vfs=_addresses(told.get("vfs")),
         vfs_on=_number(told.get("vfs_on")),
         vfs_most=_number(told.get("vfs_most")),
         driver_override=_text(told.get("driver_override")).removeprefix("(null)"),
-        mdev_types=tuple(
-            MdevType(_text(each.get("id")), _text(each.get("name")), _number(each.get("available")))
-            for each in map(_mapping, _items(told.get("mdev_types")))
-        ),
+        mdev_types=_column(told.get("mdev_types"), "id"),
         vendor_vfio=isinstance(nvidia, Mapping),
         vgpu_type=_number(_mapping(nvidia).get("current")),
         holders=tuple(
@@ -151,20 +142,14 @@ def _device(told: Mapping[str, Any]) -> Device:
     ecc = told.get("ecc")
     return Device(
         address=_address(told.get("address")),
-        name=_text(told.get("name")),
         mig=(_on(mig.get("current")), _on(mig.get("pending"))) if mig else None,
         virtualization=_text(told.get("virtualization")),
         sriov=_flag(told.get("sriov")),
         mixed=(_flag(mixed.get("supported")), _flag(mixed.get("on"))),
         instances=len(_items(told.get("instances"))),
-        vgpu_types=tuple(
-            VgpuType(_number(each.get("id")), _text(each.get("name")))
-            for each in map(_mapping, _items(told.get("vgpu_types")))
-        ),
+        vgpu_types=_column(told.get("vgpu_types"), "name"),
         vgpus=tuple(
-            Vgpu(
-                _text(each.get("vm")), _number(each.get("type")), _text(each.get("driver")), _flag(each.get("licensed"))
-            )
+            Vgpu(_text(each.get("vm")), _text(each.get("driver")), _flag(each.get("licensed")))
             for each in map(_mapping, _items(told.get("vgpus")))
         ),
         processes=tuple(
@@ -187,8 +172,7 @@ def _fabric(told: Mapping[str, Any]) -> Fabric:
         manager=_text(told.get("manager")),
         mode=_number(told.get("mode")),
         partitions=tuple(
-            Partition(_number(each.get("id")), _flag(each.get("active")), len(_items(each.get("gpus"))))
-            for each in map(_mapping, _items(parts))
+            Partition(_flag(each.get("active")), len(_items(each.get("gpus")))) for each in map(_mapping, _items(parts))
         )
         if isinstance(parts, list)
         else None,
@@ -240,3 +224,8 @@ def _address(value: Any) -> str:
 def _addresses(value: Any) -> tuple[str, ...]:
     """The PCI addresses of a list."""
     return tuple(found for each in _items(value) if (found := _address(each)))
+
+
+def _column(value: Any, name: str) -> tuple[str, ...]:
+    """One text out of each object of a list."""
+    return tuple(found for each in _items(value) if (found := _text(_mapping(each).get(name))))

@@ -12,6 +12,7 @@ from vmgpu.hypervisor.doctor.findings import Check, LibvirtSeen, ok, warning
 _OFF = re.compile(r"(?<!\S)((intel_iommu|amd_iommu|iommu)=(\w+,)*off\b\S*)")
 _REMAPPING_OFF = re.compile(r"(?<!\S)(intremap=(off|nosid)|nox2apic|nointremap)(?!\S)")
 _LOAD = "Run: modprobe vfio-pci; from boot on: echo vfio-pci > /etc/modules-load.d/vfio-pci.conf."
+_ABOUT = re.compile(r"(intel_iommu|amd_iommu|iommu|intremap|vfio[\w-]*|hugepages|default_hugepagesz|pci)[.=]")
 _ACS = re.compile(r"(?<!\S)pcie_acs_override=\S*")
 
 
@@ -104,6 +105,9 @@ def _command_line(facts: Facts) -> Iterator[Check]:
             "Groups look smaller than the hardware is: guests' devices can reach one another's memory.",
             f"Use slots with groups of their own instead. {host.platform.boot_without(override[0])}",
         )
+    elif host.cmdline is not None and host.groups:
+        about = " ".join(word for word in host.cmdline.split() if _ABOUT.match(word))
+        yield ok("kernel-command-line", about or "nothing about IOMMU or VFIO", "The kernel's IOMMU is on.")
 
 
 def _log(facts: Facts) -> Iterator[Check]:

@@ -20,7 +20,7 @@ _DRIFT_S = 5.0
 
 def look(facts: Facts, seen: LibvirtSeen) -> Iterator[Check]:
     """The software's part."""
-    yield from _helper(facts)
+    yield from _helper(facts, seen)
     yield from _kvm(facts, seen)
     yield from _libvirt(facts, seen)
     yield from _qemu(facts, seen)
@@ -32,13 +32,14 @@ def look(facts: Facts, seen: LibvirtSeen) -> Iterator[Check]:
     yield from _time(facts, seen)
 
 
-def _helper(facts: Facts) -> Iterator[Check]:
+def _helper(facts: Facts, seen: LibvirtSeen) -> Iterator[Check]:
     if not facts.told:
+        key = " and give vmgpu an SSH key for it" if seen.remote else ""
         yield warning(
             "helper",
             "no facts from the host itself",
             "Firmware, groups, drivers, MIG and vGPUs are unknown: only what libvirt says was looked at.",
-            "Install vmgpu's helper (hostctl) on the host; on another machine with an SSH key of its own.",
+            f"Install vmgpu's helper (hostctl) on the host{key}, then look again.",
         )
     elif facts.errors:
         yield warning(

@@ -190,9 +190,6 @@ class PlayedCarver:
 
     host: PlayedHost
 
-    def survey(self, gpu: GpuRef) -> tuple[str, ...]:
-        return ()
-
     def carve(self, ref: SliceRef) -> Carved:
         self.host.asked.append(f"carve {ref.id}")
         return Carved((DEVICE,))

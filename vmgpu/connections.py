@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from vmgpu.db import Database, setting
 from vmgpu.errors import HostUnreachable
 from vmgpu.hypervisor import HostRef, Hypervisor
-from vmgpu.hypervisor.sysfs import Sysfs
+from vmgpu.hypervisor.here import machine_id
 from vmgpu.models import Host
 from vmgpu.settings import Settings
 from vmgpu.views import network_of
@@ -34,7 +34,7 @@ class OpenHosts:
                 raise HostUnreachable("This host was removed")
             ref = host_ref(host, setting(session, "installation") or "", self._settings)
             there = (host.facts or {}).get("here")
-        if there and there != Sysfs().machine_id():
+        if there and there != machine_id():
             raise HostUnreachable(
                 f"{ref.name} is the machine of another process of the service, and {ref.uri} here means this one",
                 hint="Add it as qemu+ssh://USER@MACHINE/system, or run every process on that machine.",

@@ -10,7 +10,6 @@ import libvirt
 import pytest
 
 from vmgpu.hypervisor import boot
-from vmgpu.hypervisor.sysfs import Sysfs
 
 from .host_tree import ACTUAL_BOOT, Connection, Tree
 
@@ -31,7 +30,7 @@ class _NoPools(Connection):
 
 
 def test_this_machines_kernel_says_it(tmp_path: Path) -> None:
-    assert boot.boot_id(_NoPools(alive=True), Sysfs(Tree(tmp_path).root)) == ACTUAL_BOOT
+    assert boot.boot_id(_NoPools(alive=True), Tree(tmp_path).root) == ACTUAL_BOOT
 
 
 def test_a_host_that_takes_no_mark_is_unknown_and_a_lost_one_is_an_error() -> None:

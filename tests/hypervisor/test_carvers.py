@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from vmgpu.hypervisor import Carver, Emulated, GpuRef, Pci, SliceRef
 from vmgpu.hypervisor.carvers import carver_for
 from vmgpu.hypervisor.carvers.emulated import scale
 from vmgpu.hypervisor.carvers.passthrough import window_mib
+from vmgpu.hypervisor.hostctl_client import LocalHostCtl
 
 from .host_tree import Tree
 
@@ -32,6 +34,15 @@ def tree(tmp_path: Path) -> Tree:
     return tree
 
 
+def no_libvirt() -> AbstractContextManager[object]:
+    raise AssertionError("nothing is asked of libvirt")
+
+
+def whole(root: Path | None) -> Carver:
+    """The carver of whole cards on a host of these files; None: on a host without hostctl."""
+    return carver_for("passthrough", None, ask=LocalHostCtl(root).call if root else None, use=no_libvirt)
+
+
 def refusal(carver: Carver) -> HostRefused:
     with pytest.raises(HostRefused) as refused:
         carver.carve(piece("passthrough"))
@@ -39,13 +50,12 @@ def refusal(carver: Carver) -> HostRefused:
 
 
 def test_an_emulated_slice_is_a_scale_model_and_says_so() -> None:
-    carver = carver_for("emulated", sysroot=None, profiles=lambda model: ("1g.5gb",) if model == "A100-40GB" else ())
+    carver = carver_for("emulated", None, ask=None, use=no_libvirt)
     ref = piece("emulated", address=None)
     expected = (Emulated(video_mib=64, label="vmgpu emulated A100-40GB 3g.20gb 19968 MiB"),)
     assert carver.carve(ref).devices == carver.carve(ref).devices == expected
     carver.release(ref)
     carver.release(ref)
-    assert carver.survey(ref.gpu) == ("1g.5gb",)
 
 
 @pytest.mark.parametrize(
@@ -57,38 +67,36 @@ def test_the_scale(memory_mib: int, video_mib: int) -> None:
 
 
 def test_a_whole_card_goes_with_its_sound_but_without_its_bridge(tree: Tree) -> None:
-    carver = carver_for("passthrough", sysroot=tree.root)
+    carver = whole(tree.root)
     ref = piece("passthrough")
-    assert carver.survey(ref.gpu) == ("whole",)
     assert carver.carve(ref).devices == carver.carve(ref).devices == (Pci(CARD), Pci("0000:65:00.1"))
     carver.release(ref)
 
 
 def test_another_machines_card_is_carved_as_it_was_surveyed() -> None:
-    carver = carver_for("passthrough", sysroot=None)
+    carver = whole(None)
     assert carver.carve(piece("passthrough")).devices == (Pci(CARD), Pci("0000:65:00.1"))
-    assert carver.survey(piece("passthrough", address=None).gpu) == ()
 
 
 def test_a_console_is_refused_with_its_reason(tree: Tree) -> None:
     tree.write(f"sys/bus/pci/devices/{CARD}/boot_vga", "1\n")
-    refused = refusal(carver_for("passthrough", sysroot=tree.root))
+    refused = refusal(whole(tree.root))
     assert refused.reason is not None and refused.reason.code is ReasonCode.card_is_console
     assert refused.reason.args == {"gpu": CARD} and refused.hint
 
 
 def test_a_group_with_a_stranger_is_refused(tree: Tree) -> None:
     tree.function("0000:66:00.0", ids="8086:10fb", class_code="020000", group=38, driver="ixgbe")
-    carver = carver_for("passthrough", sysroot=tree.root)
+    carver = whole(tree.root)
     refused = refusal(carver)
     assert refused.reason is not None and refused.reason.code is ReasonCode.group_not_viable
     assert "0000:66:00.0 (class 0200, driver ixgbe)" in refused.message
-    assert carver.survey(piece("passthrough").gpu) == ()
 
 
 def test_a_held_card_is_refused_unless_the_holder_is_the_vm_itself(tree: Tree) -> None:
+    tree.write(f"proc/driver/nvidia/gpus/{CARD}/information", "Device Minor: \t 0\n")
     tree.process(812, "nvidia-persistenced", "/dev/nvidia0")
-    refused = refusal(carver_for("passthrough", sysroot=tree.root))
+    refused = refusal(whole(tree.root))
     assert refused.reason is not None and refused.reason.code is ReasonCode.card_held_open
     assert refused.reason.args["pid"] == 812 and "nvidia-persistenced" in refused.message
 
@@ -96,7 +104,7 @@ def test_a_held_card_is_refused_unless_the_holder_is_the_vm_itself(tree: Tree) -
 @pytest.mark.parametrize(("uuid", "held"), [(VM, False), ("11111111-1111-4222-8333-944455556666", True)])
 def test_carving_again_under_the_running_vm_finds_it_cut(tree: Tree, uuid: str, held: bool) -> None:
     tree.process(900, "qemu-system-x86", "/dev/vfio/38", words=("qemu-system-x86_64", "-uuid", uuid))
-    carver = carver_for("passthrough", sysroot=tree.root)
+    carver = whole(tree.root)
     if held:
         assert "process 900" in refusal(carver).message
     else:
@@ -104,22 +112,27 @@ def test_carving_again_under_the_running_vm_finds_it_cut(tree: Tree, uuid: str, 
 
 
 def test_a_dead_or_vanished_card_is_unhealthy(tree: Tree, tmp_path: Path) -> None:
-    carver = carver_for("passthrough", sysroot=tree.root)
+    carver = whole(tree.root)
     (tree.root / f"sys/bus/pci/devices/{CARD}/config").write_bytes(b"\xff" * 64)
     assert "all ones" in refusal(carver).message
-    vanished = refusal(carver_for("passthrough", sysroot=tmp_path / "elsewhere"))
+    vanished = refusal(whole(tmp_path / "elsewhere"))
     assert vanished.reason is not None and vanished.reason.code is ReasonCode.card_unhealthy
 
 
 def test_no_iommu_is_refused_in_words(tree: Tree) -> None:
     (tree.root / f"sys/bus/pci/devices/{CARD}/iommu_group").unlink()
-    assert "IOMMU is off" in refusal(carver_for("passthrough", sysroot=tree.root)).message
+    assert "IOMMU is off" in refusal(whole(tree.root)).message
 
 
-@pytest.mark.parametrize("mode", ["mig", "mdev", "vfio", "", "Passthrough"])
-def test_an_unknown_mode_is_said_clearly(mode: str) -> None:
+@pytest.mark.parametrize(("mode", "framework"), [("mig", "mdev"), ("vgpu", None), ("", None), ("Passthrough", None)])
+def test_an_unknown_mode_is_said_clearly(mode: str, framework: str | None, tree: Tree) -> None:
     with pytest.raises(Invalid, match="No way is known"):
-        carver_for(mode, sysroot=None)
+        carver_for(mode, framework, ask=LocalHostCtl(tree.root).call, use=no_libvirt)
+
+
+def test_a_host_without_hostctl_is_told_from_one_that_cannot() -> None:
+    with pytest.raises(Invalid, match="hostctl, which this host lacks"):
+        carver_for("vgpu", "vfio", ask=None, use=no_libvirt)
 
 
 @pytest.mark.parametrize(

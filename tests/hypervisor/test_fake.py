@@ -355,7 +355,9 @@ class TestCutting:
 
     def test_scales_the_emulated_memory(self, host: FakeHost) -> None:
         carver = host.carver("emulated")
-        sizes = {mib: carver.carve(replace(piece(), memory_mib=mib)).devices[0] for mib in (4864, 19968, 40192, 80 * 1024)}
+        sizes = {
+            mib: carver.carve(replace(piece(), memory_mib=mib)).devices[0] for mib in (4864, 19968, 40192, 80 * 1024)
+        }
         assert [d.video_mib for d in sizes.values() if isinstance(d, Emulated)] == [16, 64, 128, 256]
 
     @pytest.mark.parametrize(
@@ -433,12 +435,6 @@ class TestCutting:
     def test_is_not_known_in_an_unheard_mode(self, host: FakeHost) -> None:
         with pytest.raises(HostRefused, match="quantum"):
             host.carver("quantum")
-
-    def test_offers_a_whole_card_until_somebody_has_it(self, host: FakeHost) -> None:
-        carver = host.carver("passthrough")
-        assert carver.survey(CARD) == ("whole",)
-        carver.carve(piece(cells=1))
-        assert carver.survey(CARD) == ()
 
 
 class TestItsMoods:
@@ -541,7 +537,6 @@ class TestItsMoods:
             lambda: host.guest_checked(vm_id(1), ()),
             lambda: host.console(vm_id(1)),
             lambda: host.copy_flat(vm_id(1), tmp_path / "x", progress=print),
-            lambda: carver.survey(CARD),
             lambda: carver.carve(piece()),
             lambda: carver.release(piece()),
         ]

@@ -61,7 +61,7 @@ class GpuRef:
 
 @dataclass(frozen=True)
 class SliceRef:
-    """One piece of one card, held by one VM. `slot`: which virtual function is its; `type`: the vendor's number for it."""
+    """One piece of one card, held by one VM. `slot`: which virtual function is its; `type`: the vendor's number."""
 
     id: str
     vm_id: str
@@ -211,7 +211,8 @@ class Cuts:
 class GpuFacts:
     """A card as a survey saw it; None is unknown. `key` identifies the card across surveys.
 
-    `refusals`: mode → the sentence why that mode is not possible, where it is not; `cuts`: mode → what can be cut.
+    `refusals`: mode → the sentence why that mode is not possible, where it is not; `cuts`: mode → what can be cut;
+    `now`: the mode it is in; `place`: slot and ids, by which a card is known while nobody can ask for its UUID.
     """
 
     key: str
@@ -233,6 +234,15 @@ class GpuFacts:
     refusals: Mapping[str, str] = field(default_factory=dict)
     cuts: Mapping[str, Cuts] = field(default_factory=dict)
     held_by: str = ""
+    uuid: str = ""
+    serial: str = ""
+    place: str = ""
+    framework: str | None = None
+    on_functions: bool = False
+    parent: str | None = None
+    now: str | None = None
+    reset_methods: tuple[str, ...] | None = None
+    module_id: int | None = None
 
 
 @dataclass(frozen=True)
@@ -359,10 +369,7 @@ class Simulated(Hypervisor, Protocol):
 
 
 class Carver(Protocol):
-    """One way to cut cards on one host. Data out, never XML; each verb may be repeated."""
-
-    def survey(self, gpu: GpuRef) -> tuple[str, ...]:
-        """The profiles that can be cut from this card now."""
+    """One way to cut cards on one host; its survey says what can be cut. Data out, never XML; verbs may be repeated."""
 
     def carve(self, ref: SliceRef) -> Carved:
         """Cut the slice, or find it already cut, and say what goes into the guest."""

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import libvirt
 
-from vmgpu.hypervisor.sysfs import Sysfs
+from vmgpu.hypervisor import here
 
 # Wiped by every boot: a file that is still there was laid since. All installations share the one mark.
 _FOLDER = "/run/vmgpu-boot"
 _POOL = "vmgpu-boot"
 
 
-def boot_id(connection: Any, here: Sysfs | None, *, folder: str = _FOLDER) -> str:
+def boot_id(connection: Any, root: Path | None, *, folder: str = _FOLDER) -> str:
     """The kernel's own boot id on this machine; on another a mark that we lay into its /run, by libvirt alone.
 
     "" is unknown: the host lets us lay no mark.
     """
-    if here is not None:
-        return here.boot_id()
+    if root is not None:
+        return here.boot_id(root)
     try:
         return _mark(connection, folder)
     except libvirt.libvirtError:

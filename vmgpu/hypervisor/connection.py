@@ -22,6 +22,7 @@ _ABSENT = {
     libvirt.VIR_ERR_NO_DOMAIN,
     libvirt.VIR_ERR_NO_DOMAIN_METADATA,
     libvirt.VIR_ERR_NO_NETWORK,
+    libvirt.VIR_ERR_NO_NODE_DEVICE,
     libvirt.VIR_ERR_NO_STORAGE_POOL,
     libvirt.VIR_ERR_NO_STORAGE_VOL,
 }

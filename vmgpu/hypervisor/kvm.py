@@ -32,9 +32,9 @@ from vmgpu.hypervisor import (
 )
 from vmgpu.hypervisor.carvers import carver_for
 from vmgpu.hypervisor.connection import Link, maybe
+from vmgpu.hypervisor.hostctl_client import HostCtl, LocalHostCtl
 from vmgpu.hypervisor.seed_iso import seed_iso
 from vmgpu.hypervisor.survey import is_local, survey
-from vmgpu.hypervisor.sysfs import Sysfs
 from vmgpu.hypervisor.volumes import FOLDER, Pool
 
 _FORGET = (
@@ -55,9 +55,11 @@ def open_kvm(ref: HostRef, *, on_change: Callable[[str], None]) -> Hypervisor:
 class KvmHost:
     """One host; its methods are those of Hypervisor, where they are explained."""
 
-    def __init__(self, ref: HostRef, *, on_change: Callable[[str], None]) -> None:
-        self._ref, self._on_change = ref, on_change
+    def __init__(self, ref: HostRef, *, on_change: Callable[[str], None], root: Path = Path("/")) -> None:
+        """`root` is where this machine's own files lie, for a host that is this machine."""
+        self._ref, self._on_change, self._root = ref, on_change, root
         self._local = is_local(ref.uri)
+        self._ctl: HostCtl | None = LocalHostCtl(root, name=ref.name) if self._local else None
         self._link = Link(remote.libvirt_uri(ref), self._changed)
         self._tunnel = None if self._local else remote.Tunnel(ref)
         self._marks: dict[str, domain.Mark] = {}
@@ -68,14 +70,15 @@ class KvmHost:
     def survey(self) -> HostFacts:
         with self._link.use() as connection:
             network = networks.ready(connection, self._ref.network, local=self._local)
-            return survey(connection, self._ref, pool=self._pool(connection).facts(), network=network)
+            pool = self._pool(connection).facts()
+            return survey(connection, self._ref, pool=pool, network=network, ctl=self._ctl, root=self._root)
 
     def boot_id(self) -> str:
         with self._link.use() as connection:
-            return boot.boot_id(connection, Sysfs(Path("/")) if self._local else None)
+            return boot.boot_id(connection, self._root if self._local else None)
 
-    def carver(self, mode: str) -> Carver:
-        return carver_for(mode, sysroot=Path("/") if self._local else None)
+    def carver(self, mode: str, framework: str | None = None) -> Carver:
+        return carver_for(mode, framework, ask=self._ctl.call if self._ctl else None, use=self._link.use)
 
     def withdraw(self) -> None:
         with self._link.use() as connection:

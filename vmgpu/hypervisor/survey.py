@@ -1,4 +1,4 @@
-"""What a host has: processor, memory, NUMA nodes and cards, from libvirt; on this machine from sysfs as well."""
+"""What a host has: processor, memory, NUMA nodes and cards, from libvirt and from its hostctl."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import libvirt
 from defusedxml.common import DefusedXmlException
 from defusedxml.ElementTree import fromstring
 
-from vmgpu.hypervisor import GpuFacts, HostFacts, HostRef, NumaNode, accel, boot, pci
+from vmgpu.errors import HostRefused
+from vmgpu.hypervisor import HostFacts, HostRef, NumaNode, accel, boot, here, inventory, pci
 from vmgpu.hypervisor.carvers import emulated
-from vmgpu.hypervisor.sysfs import Sysfs
 
 if TYPE_CHECKING:
+    from vmgpu.hypervisor.hostctl_client import HostCtl
     from vmgpu.hypervisor.networks import NetworkFacts
     from vmgpu.hypervisor.volumes import PoolFacts
 
@@ -28,26 +29,29 @@ def survey(
     *,
     pool: PoolFacts,
     network: NetworkFacts,
-    sysroot: Path = Path("/"),
+    ctl: HostCtl | None,
+    root: Path = Path("/"),
 ) -> HostFacts:
-    """Say what the host has; no card is touched. libvirt's own errors pass through."""
-    here = Sysfs(sysroot) if is_local(ref.uri) else None
+    """Say what the host has; no card is touched. `ctl`: its hostctl, None where it has none. libvirt's errors pass."""
+    local = is_local(ref.uri)
     arch, memory_mib, threads = connection.getInfo()[:3]
     capabilities = fromstring(connection.getCapabilities())
-    boot_id = boot.boot_id(connection, here)
-    seen = _see(connection, here)
-    chosen = accel.choose(
-        ref.accel, connection, pool=pool.name, boot_id=boot_id, state_dir=ref.state_dir, local=here is not None
-    )
+    boot_id = boot.boot_id(connection, root if local else None)
+    told, warnings = _told(ctl)
+    seen = _seen(connection)
+    functions = inventory.joined(seen.functions, inventory.functions_of(told) if told else {})
+    chosen = accel.choose(ref.accel, connection, pool=pool.name, boot_id=boot_id, state_dir=ref.state_dir, local=local)
+    if told is None and any(each.is_card for each in functions.values()):
+        warnings += ("Seen through libvirt alone: BARs, console use and open files of this host's cards are unknown",)
     return HostFacts(
         hostname=connection.getHostname(),
         # boards have been sold with one UUID for all of them: the name is part of it
         machine=f"{capabilities.findtext('host/uuid') or ''} {connection.getHostname()}".strip(),
-        here=here.machine_id() if here else "",
+        here=here.machine_id(root) if local else "",
         boot_id=boot_id,
         libvirt=accel.dotted(connection.getLibVersion()),
         qemu=accel.dotted(connection.getVersion()),
-        cpu_model=(here.cpu_model() if here else "") or capabilities.findtext("host/cpu/model") or arch,
+        cpu_model=_cpu_model(told) or capabilities.findtext("host/cpu/model") or arch,
         threads=threads,
         memory_mib=memory_mib,
         accel=chosen.accel,
@@ -59,8 +63,8 @@ def survey(
         network=network.name,
         network_range=network.range,
         numa=_numa_nodes(capabilities),
-        gpus=(*emulated.cards(ref.emulate), *_cards(seen.functions, connection, ref)),
-        warnings=seen.warnings,
+        gpus=(*emulated.cards(ref.emulate), *inventory.cards(functions, told, ours=_ours(functions, connection, ref))),
+        warnings=(*warnings, *seen.warnings, *_doubtful(functions)),
     )
 
 
@@ -75,8 +79,19 @@ class _Seen:
     warnings: tuple[str, ...]
 
 
-def _see(connection: Any, here: Sysfs | None) -> _Seen:
-    """All PCI functions by address; on this machine each as the kernel shows it now."""
+def _told(ctl: HostCtl | None) -> tuple[Mapping[str, Any] | None, tuple[str, ...]]:
+    """hostctl's facts; where it refuses, the survey goes on with what libvirt knows."""
+    if ctl is None:
+        return None, ()
+    try:
+        told = ctl.call("facts")
+    except HostRefused as bad:
+        return None, (f"hostctl: {bad.message}",)
+    return told, tuple(str(each) for each in told.get("errors") or ())
+
+
+def _seen(connection: Any) -> _Seen:
+    """All PCI functions that libvirt knows, by address."""
     functions: dict[str, pci.Function] = {}
     warnings: list[str] = []
     for device in connection.listAllDevices(libvirt.VIR_CONNECT_LIST_NODE_DEVICES_CAP_PCI_DEV):
@@ -87,19 +102,23 @@ def _see(connection: Any, here: Sysfs | None) -> _Seen:
         except (ParseError, DefusedXmlException) as bad:
             warnings.append(f"libvirt's description of a node device cannot be read: {bad}")
             continue
-        if found is None:
-            continue
-        functions[found.address] = found = here.enriched(found) if here else found
-        warnings += _doubts(found)
-    if here is not None:
-        # A neighbour that libvirt did not list still spoils a group.
-        neighbours = {each for card in functions.values() if card.is_card for each in card.members}
-        functions |= {each: here.function(each) for each in neighbours - functions.keys()}
-    if here is None and any(each.is_card for each in functions.values()):
-        warnings.append(
-            "Another machine, seen through libvirt alone: BARs, console use and open files of its cards are unknown"
-        )
+        if found is not None:
+            functions[found.address] = found
     return _Seen(functions, tuple(warnings))
+
+
+def _doubtful(functions: Mapping[str, pci.Function]) -> tuple[str, ...]:
+    return tuple(doubt for each in functions.values() for doubt in _doubts(each))
+
+
+def _cpu_model(told: Mapping[str, Any] | None) -> str:
+    return str(((told or {}).get("host", {}).get("cpu") or {}).get("model") or "")
+
+
+def _ours(functions: Mapping[str, pci.Function], connection: Any, ref: HostRef) -> dict[str, str]:
+    """Cards that VMs of ours hold: they are in use, not refused."""
+    held = {each.address: each.holder.vm for each in functions.values() if each.holder and each.holder.vm}
+    return {address: vm for address, vm in held.items() if _is_ours(connection, vm, ref.installation)}
 
 
 def _doubts(found: pci.Function) -> list[str]:
@@ -112,37 +131,6 @@ def _doubts(found: pci.Function) -> list[str]:
             "and has no graphics driver: whether it is a card is unknown, it is left alone"
         )
     return doubts
-
-
-def _cards(functions: Mapping[str, pci.Function], connection: Any, ref: HostRef) -> tuple[GpuFacts, ...]:
-    found = sorted((each for each in functions.values() if each.is_card), key=lambda each: each.address)
-    return tuple(_facts(each, functions, connection, ref) for each in found)
-
-
-def _facts(card: pci.Function, functions: Mapping[str, pci.Function], connection: Any, ref: HostRef) -> GpuFacts:
-    holder = card.holder
-    ours = holder.vm if holder and holder.vm and _is_ours(connection, holder.vm, ref.installation) else None
-    in_the_way = pci.obstacles(card, functions, allow_vm=ours)
-    return GpuFacts(
-        # With the ids: another model in the same slot is another card.
-        key=f"pci:{card.address}:{card.vendor}:{card.device}",
-        address=card.address,
-        vendor=card.vendor,
-        device=card.device,
-        name=card.product or f"{card.vendor}:{card.device}",
-        model=f"{card.vendor}:{card.device}",
-        class_code=card.class_code,
-        driver=card.driver,
-        numa_node=card.numa_node,
-        iommu_group=card.group,
-        companions=pci.companions(card, functions),
-        boot_vga=card.boot_vga,
-        bars_mib=card.bars_mib,
-        memory_mib=card.memory_mib,
-        modes=() if in_the_way else ("passthrough",),
-        refusals={"passthrough": "; ".join(each.sentence for each in in_the_way)} if in_the_way else {},
-        held_by=f"process {holder.pid} ({holder.command})" if holder and not ours else "",
-    )
 
 
 def _is_ours(connection: Any, vm_id: str, installation: str) -> bool:

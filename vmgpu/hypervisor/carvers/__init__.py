@@ -1,25 +1,37 @@
-"""The ways to cut a card: one carver per mode, chosen by what the host shows."""
+"""The ways to cut a card: one carver per mode and framework, chosen by what the host shows."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
 
 from vmgpu.errors import Invalid
 from vmgpu.hypervisor import Carver
 from vmgpu.hypervisor.carvers.emulated import EmulatedCarver
+from vmgpu.hypervisor.carvers.functions import Ask
+from vmgpu.hypervisor.carvers.mdev import MdevCarver, Use
+from vmgpu.hypervisor.carvers.mig import MigCarver
 from vmgpu.hypervisor.carvers.passthrough import PassthroughCarver
-
-MODES = ("emulated", "passthrough")
-Profiles = Callable[[str], tuple[str, ...]]
+from vmgpu.hypervisor.carvers.vfio import VfioCarver
 
 
-def carver_for(mode: str, *, sysroot: Path | None, profiles: Profiles = lambda model: ()) -> Carver:
-    """The carver of a mode. `sysroot`: the host's own files, None for another machine; `profiles`: of a model."""
-    match mode:
-        case "emulated":
-            return EmulatedCarver(profiles)
-        case "passthrough":
-            return PassthroughCarver(sysroot)
-        case _:
-            raise Invalid(f"No way is known to cut a card in mode {mode!r}", hint=f"Modes: {', '.join(MODES)}.")
+def carver_for(mode: str, framework: str | None, *, ask: Ask | None, use: Use) -> Carver:
+    """The carver of a mode. `ask`: the host's hostctl, None where it has none; `use`: its libvirt connection.
+
+    Raises Invalid where the host cannot be cut that way.
+    """
+    match mode, framework:
+        case "emulated", _:
+            return EmulatedCarver()
+        case "passthrough", _:
+            return PassthroughCarver(ask)
+        case "vgpu", "mdev":
+            return MdevCarver(use, ask)
+    if ask is None:
+        raise Invalid(f"Cards are cut in mode {mode!r} by hostctl, which this host lacks", hint="vmgpu host setup HOST")
+    match mode, framework:
+        case "vgpu", "vfio":
+            return VfioCarver(ask)
+        case "mig", "vfio":
+            return MigCarver(ask)
+    raise Invalid(
+        f"No way is known to cut a card in mode {mode!r} here (framework: {framework or 'none'})",
+        hint="Survey the host again: vmgpu host survey HOST.",
+    )

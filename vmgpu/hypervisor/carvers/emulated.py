@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from vmgpu.hypervisor import Carved, Emulated, GpuFacts, GpuRef, SliceRef
+from vmgpu.hypervisor import Carved, Emulated, GpuFacts, SliceRef
 
 _MIB_PER_5_GB = 16
 _MOST_MIB = 256  # QEMU's limit for bochs-display
@@ -13,13 +13,6 @@ _MOST_MIB = 256  # QEMU's limit for bochs-display
 
 class EmulatedCarver:
     """Pure data: the slice's row is all there is to cut, so every verb may be repeated for ever."""
-
-    def __init__(self, profiles: Callable[[str], tuple[str, ...]]) -> None:
-        self._profiles = profiles
-
-    def survey(self, gpu: GpuRef) -> tuple[str, ...]:
-        """Everything its model's table knows."""
-        return self._profiles(gpu.model)
 
     def carve(self, ref: SliceRef) -> Carved:
         """The display device that stands for the slice, and the words the guest reads of it."""

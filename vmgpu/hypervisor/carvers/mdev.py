@@ -10,7 +10,7 @@ import libvirt
 from defusedxml import ElementTree
 
 from vmgpu import render
-from vmgpu.hypervisor import Carved, GpuRef, Mdev, SliceRef
+from vmgpu.hypervisor import Carved, Mdev, SliceRef
 from vmgpu.hypervisor.carvers import functions
 from vmgpu.hypervisor.carvers.functions import Ask
 from vmgpu.hypervisor.connection import maybe
@@ -22,19 +22,8 @@ Use = Callable[[], AbstractContextManager[Any]]
 class MdevCarver:
     """`use` gives a libvirt connection. The device's UUID is the slice's id: so it is found again after a crash."""
 
-    def __init__(self, use: Use, ask: Ask) -> None:
+    def __init__(self, use: Use, ask: Ask | None) -> None:
         self._use, self._ask = use, ask
-
-    def survey(self, gpu: GpuRef) -> tuple[str, ...]:
-        """The types of which one more can be made on the card now."""
-        with self._use() as connection:
-            parent = connection.nodeDeviceLookupByName(gpu.parent or _node(gpu.address or ""))
-            types = ElementTree.fromstring(parent.XMLDesc(0)).iter("type")
-            return tuple(
-                str(each.findtext("name") or each.get("id"))
-                for each in types
-                if int(each.findtext("availableInstances") or 0)
-            )
 
     def carve(self, ref: SliceRef) -> Carved:
         """Make the device, or find it made; one on the card itself is started by its host at every boot."""
@@ -70,7 +59,7 @@ class MdevCarver:
                     device.undefine(0)  # says why not
 
     def _parent(self, ref: SliceRef) -> str:
-        if ref.gpu.on_functions:
+        if ref.gpu.on_functions and self._ask:
             return _node(functions.of(self._ask, ref))
         return ref.gpu.parent or _node(ref.gpu.address or "")
 

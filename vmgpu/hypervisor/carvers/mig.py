@@ -19,11 +19,6 @@ class MigCarver:
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
 
-    def survey(self, gpu: GpuRef) -> tuple[str, ...]:
-        """The instance profiles of which one more fits now."""
-        told = self._ask("mig", {"action": "list", "address": gpu.address})
-        return tuple(str(each["name"]) for each in told["profiles"] if each.get("remaining"))
-
     def carve(self, ref: SliceRef) -> Carved:
         """An instance at the slice's place with a vGPU on it; where the driver chose another, that is followed."""
         self._mode_on(ref.gpu)

@@ -3,39 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 from vmgpu.errors import HostRefused, ReasonCode, reason
-from vmgpu.hypervisor import Carved, GpuRef, Pci, SliceRef, pci
-from vmgpu.hypervisor.sysfs import Sysfs
+from vmgpu.hypervisor import Carved, Pci, SliceRef, inventory, pci
+from vmgpu.hypervisor.carvers.functions import Ask
 
-WHOLE = "whole"
 _LARGE_BAR_MIB = 256
 _LEAST_WINDOW_MIB = 32 * 1024
 
 
 class PassthroughCarver:
-    """`sysroot` is the host's own file system; None means another machine, where libvirt alone refuses."""
+    """`ask` is hostctl on the card's host; None means a host without it, where libvirt alone refuses."""
 
-    def __init__(self, sysroot: Path | None) -> None:
-        self._sysroot = sysroot
-
-    def survey(self, gpu: GpuRef) -> tuple[str, ...]:
-        """`whole`, unless something is in the way."""
-        if gpu.address is None:
-            return ()
-        if self._sysroot is None:
-            return (WHOLE,)
-        here = Sysfs(self._sysroot)
-        functions = here.functions(gpu.address)
-        return () if pci.obstacles(functions[gpu.address], functions) else (WHOLE,)
+    def __init__(self, ask: Ask | None) -> None:
+        self._ask = ask
 
     def carve(self, ref: SliceRef) -> Carved:
         """The card and its companions; refused when the host has begun to need them since the survey."""
         address = ref.gpu.address
         if address is None:
             raise HostRefused(f"Card {ref.gpu.id} has no PCI address", hint="Survey the host again.")
-        companions = ref.gpu.companions if self._sysroot is None else _checked(self._sysroot, address, ref.vm_id)
+        companions = ref.gpu.companions if self._ask is None else _checked(self._ask, address, ref.vm_id)
         # managed: libvirt unbinds the host's driver at start and gives the card back when the guest ends
         return Carved(tuple(Pci(each, managed=True) for each in (address, *companions)))
 
@@ -51,14 +39,14 @@ def window_mib(bars: Iterable[int]) -> int:
     return max(_LEAST_WINDOW_MIB, 1 << (sum(sizes) - 1).bit_length())
 
 
-def _checked(sysroot: Path, address: str, vm_id: str) -> tuple[str, ...]:
+def _checked(ask: Ask, address: str, vm_id: str) -> tuple[str, ...]:
     """The companions, after every refusal was looked at again; the guest that holds its own card is no obstacle."""
-    here = Sysfs(sysroot)
-    if not here.has(address):
+    told = ask("facts", {})
+    functions = inventory.functions_of(told)
+    if address not in functions:
         raise _unhealthy(address, "it is no longer on the PCI bus")
-    if here.is_dead(address):
+    if next(each for each in told["pci"] if each["address"] == address).get("dead"):
         raise _unhealthy(address, "its configuration space reads all ones")
-    functions = here.functions(address)
     found = pci.obstacles(functions[address], functions, allow_vm=vm_id)
     if found:
         first = found[0]

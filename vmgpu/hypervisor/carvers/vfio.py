@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vmgpu.hypervisor import Carved, GpuRef, Pci, SliceRef
+from vmgpu.hypervisor import Carved, Pci, SliceRef
 from vmgpu.hypervisor.carvers import functions
 from vmgpu.hypervisor.carvers.functions import Ask
 
@@ -12,14 +12,6 @@ class VfioCarver:
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
-
-    def survey(self, gpu: GpuRef) -> tuple[str, ...]:
-        """The types that the first function without one would take now."""
-        for each in functions.seen(self._ask, gpu):
-            told = each.get("nvidia") or {}
-            if not told.get("current"):
-                return tuple(str(one["name"]) for one in told.get("creatable") or ())
-        return ()
 
     def carve(self, ref: SliceRef) -> Carved:
         """Write the slice's type to its function, or find it written."""

@@ -25,12 +25,6 @@ class FakeCarver(Carver):
         self._shape = shape
         self._mode = mode
 
-    def survey(self, gpu: GpuRef) -> tuple[str, ...]:
-        """`whole` of a card for passthrough that nobody has; of others nothing: the product's tables know those."""
-        with self._line.reading() as db:
-            taken = db.execute("SELECT 1 FROM cuts WHERE card = ?", (_card(gpu),)).fetchone()
-        return () if taken or self._mode != PASSTHROUGH else ("whole",)
-
     def carve(self, ref: SliceRef) -> Carved:
         """Cut the slice, or find it already cut. HostRefused where anything else lies in its window."""
         with self._line.changing("carve", ref.vm_id) as db:

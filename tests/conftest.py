@@ -7,6 +7,7 @@ import os
 import pytest
 from hypothesis import settings as hypothesis_settings
 
+from tests.gpuhost.machine import machine  # noqa: F401 - a fixture
 from vmgpu.settings import settings
 
 hypothesis_settings.register_profile("no folder", database=None)

@@ -122,7 +122,8 @@ def make_host(db: Database, name: str = "h1", *, cards: Sequence[str] = ("A100-4
 
 def make_real_gpu(db: Database, host: Host, **given: Any) -> Gpu:
     """A real card that is listed and left alone."""
-    fields = {"key": "0000:41:00.0", "name": "NVIDIA L40S", "model": "L40S", "address": "0000:41:00.0"} | given
+    fields: dict[str, Any] = {"key": "0000:41:00.0", "name": "NVIDIA L40S", "model": "L40S", "address": "0000:41:00.0"}
+    fields |= {"facts": {"modes": ["passthrough"]}} | given
     with db.write() as session:
         gpu = Gpu(host_id=host.id, **fields)
         session.add(gpu)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -176,6 +176,27 @@ def claim(
         session.flush()
         session.info["changes"].clear()  # a claim is nobody's news
         return row
+
+
+def claim_all(database: Database, kind: type[Row], ids: Collection[str], until: datetime) -> str | None:
+    """Take these rows, all or none: the token that lets them go, None while somebody else holds one."""
+    table: Any = kind
+    token = new_id()
+    with database.write() as session:
+        lock(session, kind, table.id.in_(ids))
+        held = select(table.id).where(table.id.in_(ids), table.claim_token.is_not(None), table.claim_until >= now())
+        if session.execute(held).first() is not None:
+            return None
+        session.execute(update(kind).where(table.id.in_(ids)).values(claim_token=token, claim_until=until))
+    return token
+
+
+def let_all_go(database: Database, kind: type[Row], token: str) -> None:
+    """End a claim of `claim_all`; one that has run out and is another's now stays."""
+    table: Any = kind
+    with database.write() as session:
+        mine = _locked(kind, table.claim_token == token)
+        session.execute(update(kind).where(mine).values(claim_token=None, claim_until=None))
 
 
 def keep_claims(database: Database, kind: type[Row], tokens: list[str], until: datetime) -> None:

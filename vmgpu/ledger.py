@@ -15,6 +15,7 @@ from sqlmodel import Session, col, select
 from vmgpu import placement
 from vmgpu.db import lock
 from vmgpu.errors import Reason, ReasonCode, reason
+from vmgpu.hypervisor import Live
 from vmgpu.leases import passed
 from vmgpu.models import (
     VM,
@@ -44,10 +45,10 @@ def fleet(session: Session) -> placement.Fleet:
         held[str(vm.host_id)].append(vm)
     gpus = session.exec(select(Gpu).where(col(Gpu.mode).is_not(None))).all()
     physical = {gpu.id for gpu in gpus if gpu.mode == placement.Mode.passthrough}
-    cuts: dict[str, list[placement.Window]] = defaultdict(list)
+    cuts: dict[str, list[Slice]] = defaultdict(list)
     whole: set[str] = set()
     for cut in session.exec(select(Slice)).all():
-        cuts[cut.gpu_id].append(placement.Window(cut.start, cut.cells, cut.compute, cut.profile))
+        cuts[cut.gpu_id].append(cut)
         if cut.gpu_id in physical:
             whole.add(cut.vm_id)
     return placement.Fleet(
@@ -115,7 +116,9 @@ def take(session: Session, placed: placement.Placed) -> None:
     if placed.gpu_id is not None and placed.slice is not None:
         gpu = update(Gpu).where(col(Gpu.id) == placed.gpu_id, col(Gpu.version) == placed.gpu_version)
         _one(session, gpu.values(version=(placed.gpu_version or 0) + 1))
-        used = set(session.exec(select(Slice.slot).where(Slice.gpu_id == placed.gpu_id)).all())
+        cuts = session.exec(select(Slice).where(Slice.gpu_id == placed.gpu_id)).all()
+        others = session.get_one(Gpu, placed.gpu_id).facts.get("foreign", ())
+        used = {cut.slot for cut in cuts} | {other["slot"] for other in others}
         session.add(
             Slice(
                 gpu_id=placed.gpu_id,
@@ -231,7 +234,11 @@ def _closed(host: Host) -> Reason | None:
     return None
 
 
-def _card(gpu: Gpu, taken: list[placement.Window]) -> placement.CardState:
+def _card(gpu: Gpu, cuts: list[Slice]) -> placement.CardState:
+    own = told(gpu.model, gpu.mode, gpu.facts)
+    taken = [placement.Window(cut.start, cut.cells, cut.compute, cut.profile) for cut in cuts]
+    if own:
+        taken = _with_others(own, taken, gpu.facts.get("foreign", []))
     closed = Reason.of(gpu.reason) if gpu.state is not GpuState.ready else None
     if gpu.state is GpuState.absent:
         closed = reason(ReasonCode.card_unhealthy, gpu=gpu.name, detail="the last survey did not see it")
@@ -244,8 +251,35 @@ def _card(gpu: Gpu, taken: list[placement.Window]) -> placement.CardState:
         closed=closed,
         version=gpu.version,
         name=gpu.name,
-        told=told(gpu.model, gpu.mode, gpu.facts),
+        told=own,
     )
+
+
+def foreign(live: Iterable[Live], cuts: Iterable[Slice]) -> list[Live]:
+    """What others cut from a card, of all that a survey saw: it takes room, and is left alone."""
+    ids, slots, starts = ({getattr(cut, name) for cut in cuts} for name in ("id", "slot", "start"))
+    return [
+        each
+        for each in live
+        if not (each.uuid in ids if each.uuid else each.slot in slots or (each.slot is None and each.start in starts))
+    ]
+
+
+def _with_others(
+    shape: placement.CardModel, taken: list[placement.Window], others: list[Mapping[str, Any]]
+) -> list[placement.Window]:
+    """The card's windows with those of others; where a time-sliced one lies is nobody's business but the driver's."""
+    sizes = {profile.name: profile for profile in shape.profiles}
+    for live in others:
+        size = sizes.get(live["name"])
+        if size is None:
+            continue
+        places = [live["start"]] if live["start"] is not None else [*size.starts]
+        windows = (placement.Window(start, size.cells, size.compute, size.name) for start in places)
+        fitting = next((window for window in windows if placement.legal(shape, (*taken, window))), None)
+        if fitting:
+            taken = [*taken, fitting]
+    return taken
 
 
 def shape(model: str, mode: str, facts: Mapping[str, Any]) -> placement.CardModel:

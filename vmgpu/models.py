@@ -287,8 +287,11 @@ class Host(Claimed, table=True):
         return self.uri.startswith("fake:")
 
 
-class Gpu(SQLModel, table=True):
-    """A card. `version` guards its slices against two placements at once; `key` finds it again in the next survey."""
+class Gpu(Claimed, table=True):
+    """A card. `version` guards its slices against two placements at once; `key` finds it again in the next survey.
+
+    Its claim is held by the one step that cuts or gives back at a time; nothing is ever due of itself.
+    """
 
     __table_args__ = (UniqueConstraint("host_id", "key"),)
     id: str = Field(default_factory=new_id, primary_key=True)

@@ -53,8 +53,10 @@ def held(session: Session, kind: type[Row], row_id: str, token: str) -> Row:
     return row
 
 
-def held_vm(session: Session, view: VMView, token: str) -> VM:
+def held_vm(session: Session, view: VMView, token: str, *, with_cards: bool = False) -> VM:
     """A VM's row, locked with those of the VMs that wait for the image it is captured as. Raises TakenOver."""
+    if with_cards:
+        lock(session, Gpu, col(Gpu.id).in_([cut.gpu.id for cut in view.slices]))
     if view.capture_as:
         lock(session, VM, or_(col(VM.id) == view.id, _for_image(view.capture_as)))
     return held(session, VM, view.id, token)
@@ -323,6 +325,8 @@ def _fail(session: Session, vm: VM, outcome: Fail) -> None:
     excluded = [*vm.excluded, *(gpus if outcome.blame == "card" else ())]
     if outcome.blame and not vm.ever_ran and vm.host_id and (outcome.blame == "host" or not gpus):
         excluded.append(vm.host_id)
+    if outcome.because.code is ReasonCode.card_unhealthy:
+        _quarantine(session, gpus, outcome.because)
     vm.retry = bool(outcome.blame) and vm.tries == 0 and vm.wanted is Wanted.running
     if vm.retry:
         vm.excluded = excluded
@@ -334,6 +338,14 @@ def _fail(session: Session, vm: VM, outcome: Fail) -> None:
     kind = ReasonCode.retried_elsewhere if vm.retry else None
     told = reason(kind, detail=outcome.because.sentence()) if kind else outcome.because
     _move(session, vm, VMState.failed, told)
+
+
+def _quarantine(session: Session, gpu_ids: Iterable[str], because: Reason) -> None:
+    """Give no more of these cards out until an admin has looked at them."""
+    for gpu in session.exec(select(Gpu).where(col(Gpu.id).in_(list(gpu_ids))).order_by(Gpu.id)).all():
+        why = reason(ReasonCode.card_quarantined, gpu=gpu.name, detail=because.sentence())
+        gpu.state, gpu.reason, gpu.version = GpuState.quarantined, why.as_dict(), gpu.version + 1
+        session.add(Event(host_id=gpu.host_id, kind="card_quarantined", reason=why.as_dict()))
 
 
 def _slices_back(session: Session, vm: VM, view: VMView) -> None:
@@ -371,6 +383,14 @@ def _fail_waiting(session: Session, image: Image) -> None:
         )
 
 
+def _at_its_place(known: dict[str, Gpu], facts: GpuFacts) -> Gpu | None:
+    """A card known by the slot and ids it is found at, while one of the two looks could not ask for its UUID."""
+    for key, gpu in known.items():
+        if facts.place and gpu.facts.get("place") == facts.place and not (facts.uuid and gpu.facts.get("uuid")):
+            return known.pop(key)
+    return None
+
+
 def _surveyed(session: Session, host: Host, facts: HostFacts) -> None:
     host.facts, host.surveyed_at = facts_as(facts), now()
     size = (facts.threads, facts.memory_mib, facts.disk_total_gib)
@@ -384,15 +404,26 @@ def _cards(session: Session, host: Host, seen: Iterable[GpuFacts]) -> None:
     there = select(Gpu).where(Gpu.host_id == host.id).order_by(Gpu.id).with_for_update(key_share=True)
     known = {gpu.key: gpu for gpu in session.exec(there).all()}
     for facts in seen:
-        gpu = known.pop(facts.key, None)
+        gpu = known.pop(facts.key, None) or _at_its_place(known, facts)
         if gpu is None:
             # real cards are listed and left alone until an admin offers them
             mode = facts.modes[0] if (facts.emulated or host.simulated) and facts.modes else None
             gpu = Gpu(host_id=host.id, key=facts.key, model=facts.model, mode=mode, emulated=facts.emulated)
         if gpu.state is GpuState.absent:
             gpu.state, gpu.reason, gpu.version = GpuState.ready, None, gpu.version + 1
+        before = gpu.facts
+        gpu.key = facts.key if facts.uuid or not before.get("uuid") else gpu.key
         gpu.name, gpu.address, gpu.model = facts.name, facts.address, facts.model
-        gpu.facts = {k: v for k, v in asdict(facts).items() if k not in ("key", "name", "model", "address", "emulated")}
+        cuts = session.exec(select(Slice).where(Slice.gpu_id == gpu.id)).all()
+        kept = asdict(replace(facts, live=()))
+        gpu.facts = {k: v for k, v in kept.items() if k not in ("key", "name", "model", "address", "emulated", "live")}
+        gpu.facts["foreign"] = [asdict(each) for each in ledger.foreign(facts.live, cuts)]
+        if before.get("uuid") and not facts.uuid:
+            # bound to vfio-pci nobody can ask the card: what was heard before still holds
+            told = ("uuid", "serial", "module_id", "memory_mib")
+            gpu.facts |= {name: before[name] for name in told if before.get(name) is not None}
+        if gpu.mode in before.get("cuts", {}) and gpu.mode not in facts.cuts:
+            gpu.facts["cuts"][gpu.mode] = before["cuts"][gpu.mode]
         session.add(gpu)
     for gpu in known.values():
         if gpu.state is not GpuState.absent:

@@ -129,7 +129,7 @@ def view(session: Session, vm: VM, *, installation: str) -> VMView:
     same = {
         name: getattr(vm, name)
         for name in VMView.__dataclass_fields__
-        if name in VM.model_fields and name not in ("warned", "devices")
+        if name in VM.model_fields and name not in ("warned", "devices", "cuda")
     }
     return VMView(
         **same,

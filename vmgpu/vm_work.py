@@ -11,11 +11,12 @@ from pathlib import Path
 
 from vmgpu import crash, leases, lifecycle, logs, outcomes, views
 from vmgpu.connections import OpenHosts
+from vmgpu.db import claim_all, let_all_go
 from vmgpu.errors import HostUnreachable, Reason, ReasonCode, Unavailable, VmgpuError, reason
 from vmgpu.guest import CheckFailed
 from vmgpu.hypervisor import Carver, Hypervisor, Progress
 from vmgpu.lifecycle import Fail, Hop, Nap, Outcome
-from vmgpu.models import VM, Console, Host, HostState, VMState, now
+from vmgpu.models import VM, Console, Gpu, Host, HostState, VMState, now
 from vmgpu.settings import Settings
 from vmgpu.work import Ground, Job
 
@@ -24,6 +25,18 @@ log = logging.getLogger(__name__)
 # giving back is tried until the host takes it; a VM that runs is not ended because a look at it failed
 _PATIENT = (
     VMState.running,
+    VMState.stopping,
+    VMState.stopped,
+    VMState.releasing,
+    VMState.failed,
+    VMState.lost,
+)
+
+
+# steps in which a card may be cut, or a piece of it given back
+_CUTTING = (
+    VMState.carving,
+    VMState.booting,
     VMState.stopping,
     VMState.stopped,
     VMState.releasing,
@@ -50,7 +63,7 @@ def _run(job: Job, ground: Ground) -> None:
         crash.point(f"vm.{view.state}.worked")
         console = _console(ground, view) if isinstance(outcome, Fail) or _console_due(ground, view) else None
         with ground.db.write() as session:
-            vm = outcomes.held_vm(session, view, job.token)
+            vm = outcomes.held_vm(session, view, job.token, with_cards=isinstance(outcome, Fail))
             if console is not None:
                 outcomes.keep_console(session, vm.id, console)
             moved = outcomes.apply_vm(session, vm, view, outcome)
@@ -92,6 +105,10 @@ def _step(ground: Ground, job: Job, view: views.VMView) -> Outcome:
         # its return wakes the VMs on it
         return Nap(60, reason(ReasonCode.host_unreachable, host=view.host_name, detail="no answer"))
     job.since, job.until = now(), now() + step.within
+    cards = {cut.gpu.id for cut in view.slices if cut.gpu.mode != "emulated"} if view.state in _CUTTING else set()
+    token = claim_all(ground.db, Gpu, cards, now() + step.within) if cards else None
+    if cards and token is None:
+        return Nap(0.5)  # another VM's piece of the same card is being cut or given back
     try:
         return step.run(view, _world(ground, job, view))
     except Unavailable:
@@ -121,6 +138,9 @@ def _step(ground: Ground, job: Job, view: views.VMView) -> Outcome:
         log.exception("%s: %s", view.title, view.state)
         detail = f"{type(bad).__name__}: {bad}"
         return _refused(ground, view, reason(ReasonCode.host_error, host=view.host_name, detail=detail, hint=""))
+    finally:
+        if token:
+            let_all_go(ground.db, Gpu, token)
 
 
 def _refused(ground: Ground, view: views.VMView, because: Reason) -> Outcome:

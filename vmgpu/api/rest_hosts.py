@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Path, Query
 from sqlmodel import col, select
@@ -24,9 +24,10 @@ _ADMIN: dict[str, Any] = {"responses": answers(403, 409)}
 
 
 class OfferRequest(requests.Body):
-    """Whether a real card is given out, whole."""
+    """Whether a real card is given out, and how: whole, as time-sliced vGPUs, or as MIG-backed ones."""
 
     offered: bool
+    mode: Literal["passthrough", "vgpu", "mig"] = "passthrough"
 
 
 @router.get("/hosts", response_model=Items[HostOut], tags=["hosts"])
@@ -129,8 +130,8 @@ def clear_gpu(gpu: str, db: Db, me: Me) -> GpuOut:
 
 @router.post("/gpus/{gpu}/offer", response_model=GpuOut, tags=["gpus"], **_ADMIN)
 def offer_gpu(gpu: str, asked: Annotated[OfferRequest, Body(examples=[{"offered": True}])], db: Db, me: Me) -> GpuOut:
-    """Give a real card out whole, or keep it back."""
-    return show_gpu(gpus.offer(db, me, gpu, offered=asked.offered).id, db, me)
+    """Give a real card out, or keep it back."""
+    return show_gpu(gpus.offer(db, me, gpu, mode=asked.mode if asked.offered else None).id, db, me)
 
 
 @router.get("/gpu-units", response_model=Items[UnitOut], tags=["gpus"])

@@ -57,9 +57,16 @@ def clear(desk: Desk, card: str) -> None:
 
 @verb(gpu, "offer")
 @click.argument("card")
-def offer(desk: Desk, card: str) -> None:
-    """Give a real card out, whole."""
-    _after(desk, desk.post("gpus", _card(desk, card)["id"], "offer", body={"offered": True}))
+@click.option(
+    "--mode",
+    type=click.Choice(["passthrough", "vgpu", "mig"]),
+    default="passthrough",
+    show_default=True,
+    help="Whole, cut into time-sliced vGPUs, or into MIG-backed ones.",
+)
+def offer(desk: Desk, card: str, mode: str) -> None:
+    """Give a real card out."""
+    _after(desk, desk.post("gpus", _card(desk, card)["id"], "offer", body={"offered": True, "mode": mode}))
 
 
 @verb(gpu, "withhold")
@@ -112,7 +119,11 @@ def _show(card: dict[str, Any]) -> None:
             ("IOMMU group", card["iommu_group"]),
             ("NUMA node", card["numa_node"]),
             ("driver", card["driver"]),
+            ("now", card["now"]),
+            ("can be", [f"{mode}: {', '.join(pieces)}" for mode, pieces in card["offers"].items()]),
             ("cannot be", [f"{mode}: {why}" for mode, why in card["refusals"].items()]),
+            ("held by", card["held_by"]),
             ("slices", _held(card)),
+            ("others' slices", card["foreign"]),
         ]
     )

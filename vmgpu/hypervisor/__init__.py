@@ -208,6 +208,16 @@ class Cuts:
 
 
 @dataclass(frozen=True)
+class Live:
+    """A piece that is cut from a card now, ours or not: by its function's number, its mdev's UUID, its start."""
+
+    name: str
+    slot: int | None = None
+    uuid: str | None = None
+    start: int | None = None
+
+
+@dataclass(frozen=True)
 class GpuFacts:
     """A card as a survey saw it; None is unknown. `key` identifies the card across surveys.
 
@@ -233,6 +243,7 @@ class GpuFacts:
     modes: tuple[str, ...] = ()
     refusals: Mapping[str, str] = field(default_factory=dict)
     cuts: Mapping[str, Cuts] = field(default_factory=dict)
+    live: tuple[Live, ...] = ()
     held_by: str = ""
     uuid: str = ""
     serial: str = ""

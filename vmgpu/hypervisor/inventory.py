@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vmgpu.hypervisor import GpuFacts, modes, pci
+from vmgpu.hypervisor import GpuFacts, Live, modes, pci
 from vmgpu.hypervisor.pci import Function, Holder
 
 Facts = Mapping[str, Any]
@@ -97,6 +97,7 @@ def _card(
         modes=possible,
         refusals={**refusals, **ways.refusals},
         cuts=ways.cuts,
+        live=_live(card.address, below, nvml, told, ways),
         held_by=f"process {card.holder.pid} ({card.holder.command})" if card.holder and not ours else "",
         uuid=(nvml or {}).get("uuid") or "",
         serial=(nvml or {}).get("serial") or "",
@@ -107,6 +108,28 @@ def _card(
         reset_methods=tuple(raw["reset_methods"]) if raw.get("reset_methods") is not None else None,
         module_id=(nvml or {}).get("module_id"),
     )
+
+
+def _live(
+    address: str, below: Sequence[Facts], nvml: Facts | None, told: Facts | None, ways: modes.Ways
+) -> tuple[Live, ...]:
+    """What is cut from the card now. A plain MIG instance counts as well: its place is taken."""
+    names = {each["id"]: modes.short_name(each["name"] or "") for each in (nvml or {}).get("vgpu_types") or ()}
+    if ways.now == modes.MIG:
+        slots = {(each.get("nvidia") or {}).get("gpu_instance"): number for number, each in enumerate(below)}
+        instances = (nvml or {}).get("instances") or ()
+        return tuple(Live(each["name"], slots.get(each["instance"]), None, each["start"]) for each in instances)
+    found = [
+        Live(names.get(kind, str(kind)), slot=number)
+        for number, each in enumerate(below)
+        if (kind := (each.get("nvidia") or {}).get("current"))
+    ]
+    numbers = {each["address"]: number for number, each in enumerate(below)}
+    for mdev in (told or {}).get("mdevs") or ():
+        if mdev["parent"] == address or mdev["parent"] in numbers:
+            name = names.get(modes.type_number(mdev["type"]), str(mdev["type"]))
+            found.append(Live(name, numbers.get(mdev["parent"]), mdev["uuid"]))
+    return tuple(found)
 
 
 def _of_nvml(told: Facts | None, address: str) -> Facts | None:

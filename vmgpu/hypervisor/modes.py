@@ -198,6 +198,12 @@ def _mode_now(card: Facts, functions: Sequence[Facts], nvml: Facts | None) -> st
     return PASSTHROUGH if card.get("driver") == "vfio-pci" else None
 
 
+def type_number(mdev_type: str | None) -> int | None:
+    """The vendor's number in a type's name: 746 of `nvidia-746`."""
+    found = re.fullmatch(r"nvidia-(\d+)", mdev_type or "")
+    return int(found[1]) if found else None
+
+
 def short_name(name: str) -> str:
     """`NVIDIA A40-8Q` and `GRID A40-8Q` as people say it: `A40-8Q`."""
     return name.removeprefix("NVIDIA ").removeprefix("GRID ").strip()

@@ -37,8 +37,8 @@ def clear(db: Database, actor: Actor, gpu_id: str) -> Gpu:
         return gpu
 
 
-def offer(db: Database, actor: Actor, gpu_id: str, *, offered: bool) -> Gpu:
-    """Give a real card out whole, or keep it back again; what makes that impossible is said."""
+def offer(db: Database, actor: Actor, gpu_id: str, *, mode: str | None) -> Gpu:
+    """Give a real card out in this mode, or keep it back (None); what makes that impossible is said."""
     must_be_admin(actor)
     with db.write() as session:
         gpu = session.get(Gpu, gpu_id, with_for_update=HOLD)
@@ -46,8 +46,8 @@ def offer(db: Database, actor: Actor, gpu_id: str, *, offered: bool) -> Gpu:
             raise NotFound(f"There is no real card {gpu_id!r}", hint="List them: vmgpu gpu list.")
         if session.exec(select(Slice).where(Slice.gpu_id == gpu.id)).first():
             raise Conflict("A VM holds this card", hint="Release the VM first.")
-        refusal = dict(gpu.facts.get("refusals", {})).get("passthrough")
-        if offered and refusal:
-            raise Conflict(str(refusal), hint="The survey of the host says so; mend it and survey again.")
-        gpu.mode, gpu.version = ("passthrough" if offered else None), gpu.version + 1
+        if mode and mode not in gpu.facts.get("modes", ()):
+            why = dict(gpu.facts.get("refusals", {})).get(mode) or f"This card cannot be given out as {mode}"
+            raise Conflict(str(why), hint="The survey of the host says so; mend it and survey again.", where="mode")
+        gpu.mode, gpu.version = mode, gpu.version + 1
         return gpu

@@ -69,7 +69,10 @@ class VMOut(BaseModel):
 
 
 class GpuOut(BaseModel):
-    """A card with what is cut from it. `mode` None: listed and left alone."""
+    """A card with what is cut from it. `mode` None: listed and left alone; `now`: the mode that the host shows it in.
+
+    `offers`: mode → the names of what can be cut; `foreign`: what was cut by others, which is left alone.
+    """
 
     id: str
     host: str
@@ -87,7 +90,15 @@ class GpuOut(BaseModel):
     numa_node: int | None
     iommu_group: int | None
     driver: str | None
+    uuid: str
+    serial: str
+    now: str | None
+    framework: str | None
+    reset_methods: list[str] | None
+    held_by: str
+    offers: dict[str, list[str]]
     refusals: dict[str, str]
+    foreign: list[str]
     slices: list[SliceOut]
 
 

@@ -132,7 +132,8 @@ def gpus(session: Session, host: Host | None = None, *, to: Actor | None = None)
     if to is None or to.admin:
         return answer
     # what is wrong with a card names processes of its host
-    return [card.model_copy(update={"reason": None, "refusals": {}}) for card in answer]
+    hidden: dict[str, Any] = {"reason": None, "refusals": {}, "held_by": "", "uuid": "", "serial": ""}
+    return [card.model_copy(update=hidden) for card in answer]
 
 
 def hosts(session: Session, rows: Sequence[Host], *, to: Actor | None = None) -> list[HostOut]:
@@ -313,9 +314,22 @@ def _gpu(gpu: Gpu, host: Host, cuts: list[SliceOut]) -> GpuOut:
         numa_node=facts.get("numa_node"),
         iommu_group=facts.get("iommu_group"),
         driver=facts.get("driver"),
+        uuid=facts.get("uuid", ""),
+        serial=facts.get("serial", ""),
+        now=facts.get("now"),
+        framework=facts.get("framework"),
+        reset_methods=facts.get("reset_methods"),
+        held_by=facts.get("held_by", ""),
+        offers={mode: _pieces(facts, mode) for mode in facts.get("modes", ())},
         refusals=dict(facts.get("refusals", {})),
+        foreign=[str(each["name"]) for each in facts.get("foreign", ())],
         slices=cuts,
     )
+
+
+def _pieces(facts: Mapping[str, Any], mode: str) -> list[str]:
+    cuts = facts.get("cuts", {}).get(mode)
+    return [str(piece["name"]) for piece in cuts["pieces"]] if cuts else [placement.WHOLE]
 
 
 def _host(host: Host, held: list[VM], cards: list[GpuOut]) -> HostOut:

@@ -105,6 +105,10 @@ def upgrade() -> None:
     )
     op.create_table(
         "gpu",
+        sa.Column("due_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("wakes", sa.Integer(), nullable=False),
+        sa.Column("claim_token", sa.String(), nullable=True),
+        sa.Column("claim_until", sa.DateTime(timezone=True), nullable=True),
         sa.Column("id", sa.String(), nullable=False),
         sa.Column("host_id", sa.String(), nullable=False),
         sa.Column("key", sa.String(), nullable=False),
@@ -130,6 +134,7 @@ def upgrade() -> None:
         sa.UniqueConstraint("host_id", "key"),
     )
     with op.batch_alter_table("gpu", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_gpu_due_at"), ["due_at"], unique=False)
         batch_op.create_index(batch_op.f("ix_gpu_host_id"), ["host_id"], unique=False)
 
     op.create_table(
@@ -462,6 +467,7 @@ def downgrade() -> None:
     op.drop_table("image")
     with op.batch_alter_table("gpu", schema=None) as batch_op:
         batch_op.drop_index(batch_op.f("ix_gpu_host_id"))
+        batch_op.drop_index(batch_op.f("ix_gpu_due_at"))
 
     op.drop_table("gpu")
     op.drop_table("user")

@@ -1,0 +1,134 @@
+"""vGPUs and MIG-backed vGPUs, cut by the carvers through hostctl on hosts that behave as hardware and driver do."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.gpuhost.machine import OpenMachine as Open
+from vmgpu.errors import HostRefused, ReasonCode
+from vmgpu.hypervisor import GpuRef, Pci, SliceRef
+
+
+def test_a_vgpu_is_written_once_and_given_back(machine: Open) -> None:
+    """The functions are switched on, the type is written to the slice's own, and nothing is rebound."""
+    host = machine("l40s")
+    carver, piece = host.carver("vgpu"), host.piece("vgpu", "L40S-4Q", slot=2)
+    (device,) = carver.carve(piece).devices
+    assert isinstance(device, Pci) and not device.managed
+    assert carver.carve(piece).devices == (device,)
+    (live,) = host.card().live
+    assert (live.name, live.slot) == ("L40S-4Q", 2)
+    carver.release(piece)
+    carver.release(piece)
+    assert host.card().live == ()
+
+
+def test_a_vgpu_in_use_is_not_taken_away(machine: Open) -> None:
+    host = machine("l40s")
+    carver, piece = host.carver("vgpu"), host.piece("vgpu", "L40S-4Q")
+    (device,) = carver.carve(piece).devices
+    assert isinstance(device, Pci)
+    host.model.start_vm(piece.vm_id, [device.address])
+    with pytest.raises(HostRefused, match="held open"):
+        carver.release(piece)
+    host.model.end_vm(piece.vm_id)
+    carver.release(piece)
+    assert host.card().live == ()
+
+
+def test_another_size_is_refused_in_words(machine: Open) -> None:
+    host = machine("l40s")
+    host.carver("vgpu").carve(host.piece("vgpu", "L40S-4Q"))
+    with pytest.raises(HostRefused, match="cannot be made"):
+        host.carver("vgpu").carve(host.piece("vgpu", "L40S-8Q", slot=1))
+    assert [live.name for live in host.card().live] == ["L40S-4Q"]  # the one that works is left alone
+
+
+def test_after_a_reboot_the_same_slice_is_cut_again(machine: Open) -> None:
+    host = machine("l40s")
+    carver, piece = host.carver("vgpu"), host.piece("vgpu", "L40S-4Q", slot=1)
+    first = carver.carve(piece).devices
+    host.model.reboot()
+    carver.release(host.piece("vgpu", "L40S-4Q", slot=5))  # what was cut is gone, which is fine
+    assert carver.carve(piece).devices == first
+
+
+@pytest.mark.parametrize("name", ["h100", "rtxpro6000"])
+def test_mig_backed_slices_side_by_side(machine: Open, name: str) -> None:
+    """Mode, functions, instances, types: each slice lies where the plan put it, whatever the order."""
+    host = machine(name)
+    profiles = ("3g.40gb", "1g.10gb", "2g.20gb") if name == "h100" else ("1g.24gb+gfx", "2g.48gb+gfx", "1g.24gb+gfx")
+    starts = (4, 0, 2) if name == "h100" else (0, 6, 3)
+    pieces = [
+        host.piece("mig", profile, start=start, slot=slot)
+        for slot, (profile, start) in enumerate(zip(profiles, starts, strict=True))
+    ]
+    carver = host.carver("mig")
+    for piece in pieces:
+        carved = carver.carve(piece)
+        assert carved.start is None and carver.carve(piece) == carved
+    seen = host.card()
+    assert seen.now == "mig"
+    assert {(live.name, live.start, live.slot) for live in seen.live} == {
+        (piece.profile, piece.start, piece.slot) for piece in pieces
+    }
+    for piece in pieces:
+        carver.release(piece)
+        carver.release(piece)
+    assert host.card().live == ()
+
+
+@pytest.mark.parametrize(("mood", "lies"), [(None, 0), ("other_instance", 4)])
+def test_the_ledger_follows_the_instance_that_the_driver_took(machine: Open, mood: str | None, lies: int) -> None:
+    """A free instance of the same profile was left over: which of the two gets the vGPU is the driver's choice."""
+    host = machine("h100", mood=mood)
+    piece = host.piece("mig", "3g.40gb", start=4)
+    host.ctl.call("mig", {"action": "mode", "address": piece.gpu.address, "on": True})
+    host.ctl.call("vfs", {"address": piece.gpu.address, "on": True})
+    profile = next(
+        each["id"]
+        for each in host.ctl.call("mig", {"action": "list", "address": piece.gpu.address})["profiles"]
+        if each["name"] == "3g.40gb"
+    )
+    left_over = {"action": "create", "address": piece.gpu.address, "profile": profile, "start": 0, "size": 4}
+    host.ctl.call("mig", left_over)
+    carved = host.carver("mig").carve(piece)
+    assert carved.start == (None if lies == piece.start else lies)
+    held = [live for live in host.card().live if live.slot is not None]
+    assert [(live.start, live.slot) for live in held] == [(lies, 0)]
+
+
+def test_a_foreign_instance_in_the_way_is_named_and_left(machine: Open) -> None:
+    host = machine("h100")
+    piece = host.piece("mig", "3g.40gb", start=0)
+    host.ctl.call("mig", {"action": "mode", "address": piece.gpu.address, "on": True})
+    host.ctl.call("vfs", {"address": piece.gpu.address, "on": True})
+    small = next(
+        each["id"]
+        for each in host.ctl.call("mig", {"action": "list", "address": piece.gpu.address})["profiles"]
+        if each["name"] == "1g.10gb"
+    )
+    host.ctl.call("mig", {"action": "create", "address": piece.gpu.address, "profile": small, "start": 0, "size": 1})
+    with pytest.raises(HostRefused, match="not ours"):
+        host.carver("mig").carve(piece)
+    assert [live.name for live in host.card().live] == ["1g.10gb"]
+
+
+def test_a_write_that_the_kernel_refuses_leaves_nothing(machine: Open) -> None:
+    host = machine("l40s", mood={"kind": "refuse", "path": "current_vgpu_type"})
+    with pytest.raises(HostRefused) as refused:
+        host.carver("vgpu").carve(host.piece("vgpu", "L40S-4Q"))
+    assert refused.value.hint
+    assert host.card().live == ()
+
+
+def test_a_dead_card_is_refused(machine: Open) -> None:
+    host = machine("l40s")
+    address = host.card().address
+    host.model.kill_card(address)
+    card = host.card()
+    assert "passthrough" not in card.modes and "all ones" in card.refusals["passthrough"]
+    piece = SliceRef("s", "v", GpuRef("g", "passthrough", "", address), "whole", 0, 1, 1, 0)
+    with pytest.raises(HostRefused) as refused:
+        host.carver("passthrough").carve(piece)
+    assert refused.value.reason and refused.value.reason.code is ReasonCode.card_unhealthy

@@ -1,0 +1,157 @@
+"""Real cards in the rows and in the plan: what a survey showed decides what is placed, and what others cut is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlmodel import select
+
+from tests import factories
+from tests.gpuhost.machine import Machine
+from tests.gpuhost.machine import OpenMachine as Open
+from vmgpu import ledger, outcomes, placement
+from vmgpu.db import Database
+from vmgpu.errors import Conflict, ReasonCode
+from vmgpu.hypervisor import GpuFacts, HostFacts
+from vmgpu.machines import HostNews
+from vmgpu.models import Gpu, GpuState, Host, Slice
+from vmgpu.service import gpus
+from vmgpu.service.access import Actor
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[Database]:
+    made = factories.make_database(factories.make_settings(tmp_path / "data"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def me(db: Database) -> Actor:
+    return factories.admin(db)
+
+
+def surveyed(db: Database, host: Host, cards: tuple[GpuFacts, ...]) -> list[Gpu]:
+    """Take in a survey that shows these cards; the rows, in the order of their addresses."""
+    size = {"threads": host.threads, "memory_mib": host.memory_mib}
+    new = {"machine": "", "here": "", "boot_id": "boot-1", "disk_written_mib": {}, "gpus": cards}
+    facts = HostFacts(**dict(host.facts or {}) | size | new)
+    with db.write() as session:
+        row = session.get_one(Host, host.id)
+        outcomes.apply_host(session, row, HostNews("boot-1", (), facts), "here", timedelta(seconds=30))
+    with db.read() as session:
+        return list(session.exec(select(Gpu).order_by(Gpu.address)).all())  # type: ignore[arg-type]
+
+
+def plan(db: Database, *profiles: str) -> tuple[list[str], list[ReasonCode]]:
+    """What becomes of wishes for these profiles: what is placed, and why the others wait."""
+    wishes = [
+        placement.Wish(f"vm{n:03}", (0, float(n), ""), 1, 512, gpu=placement.ByProfile(name))
+        for n, name in enumerate(profiles)
+    ]
+    with db.read() as session:
+        placed, waiting = placement.plan(wishes, ledger.fleet(session))
+    return [one.slice.profile for one in placed if one.slice], [one.reason.code for one in waiting]
+
+
+def given_out(db: Database, me: Actor, machine: Machine, mode: str) -> Host:
+    """A host with the machine's cards, all given out in a mode."""
+    host = factories.make_host(db, cards=())
+    for gpu in surveyed(db, host, machine.cards()):
+        gpus.offer(db, me, gpu.id, mode=mode)
+    return host
+
+
+def test_room_is_counted_per_card_not_per_function(db: Database, me: Actor, machine: Open) -> None:
+    """An A2 with 16 functions on which somebody runs three of 4 GB: of ten requests one starts."""
+    given_out(db, me, machine("a2"), "vgpu")
+    placed, waiting = plan(db, *["A2-4Q"] * 10)
+    assert placed == ["A2-4Q"] and waiting == [ReasonCode.no_slice_free] * 9
+    assert plan(db, "A2-8Q") == ([], [ReasonCode.cut_otherwise])
+
+
+def test_one_size_at_a_time(db: Database, me: Actor, machine: Open) -> None:
+    host = machine("l40s")
+    given_out(db, me, host, "vgpu")
+    assert plan(db, "L40S-48Q", "L40S-2Q")[0] == ["L40S-48Q"]
+    assert plan(db, "L40S-2Q", "L40S-2B", "L40S-48Q") == (["L40S-2Q", "L40S-2B"], [ReasonCode.cut_otherwise])
+
+
+def test_cuda_is_marked(machine: Open) -> None:
+    runs = {cut.name for cut in machine("m60").card().cuts["vgpu"].pieces if cut.cuda}
+    assert runs == {"M60-8Q"}
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "profile"),
+    [
+        ("m60", "vgpu", "M60-4Q"),
+        ("t4", "vgpu", "T4-8C"),
+        ("a100", "mig", "3g.20gb"),
+        ("a2", "vgpu", "A2-4Q"),
+        ("l40s", "vgpu", "L40S-12Q"),
+        ("h100", "mig", "2g.20gb"),
+        ("h200", "mig", "1g.18gb"),
+        ("rtxpro6000", "mig", "1g.24gb+gfx"),
+    ],
+)
+def test_each_of_the_hosts_can_be_cut_its_way(
+    db: Database, me: Actor, machine: Open, name: str, mode: str, profile: str
+) -> None:
+    given_out(db, me, machine(name), mode)
+    assert plan(db, profile)[0] == [profile]
+
+
+def test_a_way_that_is_not_possible_says_why(db: Database, me: Actor, machine: Open) -> None:
+    host = factories.make_host(db, cards=())
+    (card,) = surveyed(db, host, machine("a2").cards())
+    with pytest.raises(Conflict, match="virtual functions"):
+        gpus.offer(db, me, card.id, mode="passthrough")
+    with pytest.raises(Conflict, match="cannot be given out as mig"):
+        gpus.offer(db, me, card.id, mode="mig")
+
+
+class TestIdentity:
+    def test_a_card_that_moved_is_the_same(self, db: Database, machine: Open) -> None:
+        host, card = factories.make_host(db, cards=()), machine("l40s").card()
+        (before,) = surveyed(db, host, (card,))
+        (after,) = surveyed(db, host, (replace(card, address="0000:99:00.0", place="0000:99:00.0:10de:26b9"),))
+        assert (after.id, after.address) == (before.id, "0000:99:00.0")
+
+    def test_a_card_on_vfio_pci_keeps_what_was_heard_of_it(self, db: Database, machine: Open) -> None:
+        host, card = factories.make_host(db, cards=()), machine("l40s").card()
+        (before,) = surveyed(db, host, (card,))
+        unseen = replace(card, key=f"pci:{card.place}", uuid="", serial="", driver="vfio-pci", memory_mib=None)
+        (after,) = surveyed(db, host, (unseen,))
+        assert (after.id, after.facts["uuid"]) == (before.id, card.uuid)
+        assert after.facts["memory_mib"] == card.memory_mib
+        (again,) = surveyed(db, host, (card,))
+        assert again.id == before.id and again.state is GpuState.ready
+
+    def test_another_card_at_an_old_address_is_another(self, db: Database, machine: Open) -> None:
+        host, card = factories.make_host(db, cards=()), machine("l40s").card()
+        (before,) = surveyed(db, host, (card,))
+        rows = surveyed(db, host, (replace(card, key="GPU-other", uuid="GPU-other"),))
+        assert len(rows) == 2
+        assert {row.id: row.state for row in rows}[before.id] is GpuState.absent
+
+
+def test_our_own_pieces_are_not_taken_for_strangers(db: Database, me: Actor, machine: Open) -> None:
+    host = machine("l40s")
+    given_out(db, me, host, "vgpu")
+    piece = host.piece("vgpu", "L40S-4Q", slot=3)
+    host.carver("vgpu").carve(piece)
+    with db.read() as session:
+        row, gpu = session.exec(select(Host)).one(), session.exec(select(Gpu)).one()
+    assert [one["name"] for one in surveyed(db, row, host.cards())[0].facts["foreign"]] == ["L40S-4Q"]
+    factories.make_image(db)
+    vm = factories.make_vm(db, me, "a", host=row)
+    with db.write() as session:
+        sizes: dict[str, Any] = {"start": 0, "slot": 3, "cells": 4, "compute": 4, "memory_mib": 4096}
+        session.add(Slice(gpu_id=gpu.id, vm_id=vm.id, profile="L40S-4Q", **sizes))
+    assert surveyed(db, row, host.cards())[0].facts["foreign"] == []

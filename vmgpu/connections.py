@@ -89,6 +89,8 @@ def host_ref(host: Host, installation: str, settings: Settings) -> HostRef:
         accel=settings.accel.value,
         state_dir=settings.fake_dir if host.simulated else settings.data_dir / "hosts",
         emulate=tuple(host.emulate),
+        device_ids=tuple(host.device_ids),
+        mdev_parents=tuple(host.mdev_parents),
         host_key=host.host_key,
     )
 

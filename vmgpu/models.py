@@ -269,6 +269,8 @@ class Host(Claimed, table=True):
     overcommit: float = 4.0
     bridge: str | None = None
     emulate: list[str] = _json(list)
+    device_ids: list[str] = _json(list)
+    mdev_parents: list[str] = _json(list)
     host_key: str | None = Field(default=None, sa_type=Text)
     boot_id: str = ""
     facts: Mapping[str, Any] | None = Field(default=None, sa_type=JSON)

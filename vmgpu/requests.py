@@ -101,6 +101,13 @@ HostKey = Annotated[
         _matching(_HOST_KEY, "a host key is one line: TYPE BASE64, as ssh-keyscan prints it behind the name")
     ),
 ]
+DeviceId = Annotated[
+    str, AfterValidator(_matching(re.compile(r"[0-9a-f]{4}:[0-9a-f]{4}"), "a PCI id is VENDOR:DEVICE, like 1234:1111"))
+]
+ParentName = Annotated[
+    str,
+    AfterValidator(_matching(re.compile(r"[A-Za-z0-9_-]{1,64}"), "a parent is a name in /sys/class/mdev_bus")),
+]
 NamePattern = Annotated[str, Field(max_length=63), AfterValidator(_pattern)]
 Memory = Annotated[
     int, BeforeValidator(_said(lambda text: parse_mib(text, bare="m"))), Field(ge=128, le=16 * 1024 * 1024)
@@ -246,6 +253,12 @@ class HostChange(Body):
 
     draining: bool | None = None
     overcommit: float | None = Field(default=None, ge=1, le=64)
+    device_ids: list[DeviceId] | None = Field(
+        default=None, max_length=64, description="PCI ids that are cards on this host too, like 1234:1111"
+    )
+    mdev_parents: list[ParentName] | None = Field(
+        default=None, max_length=64, description="Parents in /sys/class/mdev_bus that are no PCI device"
+    )
 
 
 class UserRequest(Body):

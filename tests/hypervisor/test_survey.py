@@ -34,7 +34,7 @@ class Net:
     range: str = "192.168.140.0/24"
 
 
-def look(connection: Connection, root: Path, *, uri: str = LOCAL, emulate: tuple[str, ...] = ()) -> HostFacts:
+def look(connection: Connection, root: Path, *, uri: str = LOCAL, **settings: tuple[str, ...]) -> HostFacts:
     ref = HostRef(
         id="h1",
         name="local",
@@ -43,7 +43,7 @@ def look(connection: Connection, root: Path, *, uri: str = LOCAL, emulate: tuple
         network=NetworkRef(Network.nat, "vmgpu"),
         accel="tcg",
         state_dir=root,
-        emulate=emulate,
+        **settings,
     )
     ctl = LocalHostCtl(root) if is_local(uri) else None
     return survey(connection, ref, pool=Pool(), network=Net(), ctl=ctl, root=root)  # type: ignore[arg-type]
@@ -79,6 +79,22 @@ def test_emulated_cards_are_called_emulated(tree: Tree) -> None:
     assert first.emulated and first.name == "emulated A100-40GB" and first.model == "A100-40GB"
     assert first.modes == ("emulated",) and first.memory_mib == 40960 and first.address is None
     assert facts.gpus[1].memory_mib is None
+
+
+def test_what_an_admin_calls_a_card_is_one(tree: Tree) -> None:
+    """A display of an unknown maker, and a driver's parent of mediated devices that is no PCI device at all."""
+    tree.function("0000:05:00.0", ids="1234:1111", class_code="038000", group=5)
+    for name, left in (("mtty-1", 24), ("mtty-2", 12)):
+        tree.write(f"sys/class/mdev_bus/mtty/mdev_supported_types/{name}/available_instances", f"{left}\n")
+    plain = Connection(node("0000:05:00.0", "<product id='0x1111'/><vendor id='0x1234'/>"))
+    assert look(plain, tree.root).gpus == ()
+    card, parent = look(plain, tree.root, device_ids=("1234:1111",), mdev_parents=("mtty",)).gpus
+    assert (card.address, card.modes) == ("0000:05:00.0", ("passthrough",))
+    assert (parent.address, parent.iommu_group, parent.bars_mib, parent.modes) == (None, None, (), ("vgpu",))
+    assert {cut.name: (cut.cells, cut.most) for cut in parent.cuts["vgpu"].pieces} == {
+        "mtty-1": (1, 24),
+        "mtty-2": (2, 12),
+    }
 
 
 def test_a_free_card_with_sound_can_be_passed_through(tree: Tree) -> None:

@@ -98,11 +98,20 @@ def drain(desk: Desk, name: str, off: bool) -> None:
 
 @verb(host, "set")
 @click.argument("name")
-@click.option("--overcommit", type=float, required=True, help="vCPUs per thread.")
-def set_host(desk: Desk, name: str, overcommit: float) -> None:
-    """Change a host's settings."""
-    changed = desk.patch("hosts", name, body={"overcommit": overcommit})
-    desk.done(changed, lambda: click.echo(f"Host {name} promises {changed['overcommit']:g} vCPUs per thread."))
+@click.option("--overcommit", type=float, help="vCPUs per thread.")
+@click.option(
+    "--device-id", "device_ids", multiple=True, help="A PCI id that is a card too, like 1234:1111; repeatable."
+)
+@click.option("--mdev-parent", "mdev_parents", multiple=True, help="A mediated device's parent that is no PCI device.")
+def set_host(desk: Desk, name: str, **given: Any) -> None:
+    """Change a host's settings; what is listed replaces what was."""
+    body = {key: value for key, value in given.items() if value}
+    if not body:
+        raise click.UsageError("say what to set: --overcommit, --device-id or --mdev-parent")
+    changed = desk.patch("hosts", name, body=body)
+    if "overcommit" not in body:
+        changed = desk.post("hosts", name, "survey", wait=60)
+    desk.done(changed, lambda: _show(changed))
 
 
 @verb(host, "survey")

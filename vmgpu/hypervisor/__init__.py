@@ -141,7 +141,9 @@ class VMSpec:
 class HostRef:
     """A host as it is opened. `uri`: qemu:///system, qemu+ssh://…, fake://…; `emulate`: models of its emulated cards.
 
-    `host_key` is the pinned SSH key line of a remote host; `state_dir` is where a simulated host keeps its state.
+    `device_ids`: PCI ids that are cards here beside those of the makers we know; `mdev_parents`: names of parents of
+    mediated devices that are given out though they are no PCI device. `host_key` is the pinned SSH key line of a
+    remote host; `state_dir` is where a simulated host keeps its state.
     """
 
     id: str
@@ -152,6 +154,8 @@ class HostRef:
     accel: str
     state_dir: Path
     emulate: tuple[str, ...] = ()
+    device_ids: tuple[str, ...] = ()
+    mdev_parents: tuple[str, ...] = ()
     host_key: str | None = None
 
 

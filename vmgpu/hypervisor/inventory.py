@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vmgpu.hypervisor import GpuFacts, Live, modes, pci
+from vmgpu.hypervisor import Cuts, GpuFacts, Live, modes, pci
 from vmgpu.hypervisor.pci import Function, Holder
 
 Facts = Mapping[str, Any]
@@ -32,16 +32,43 @@ def joined(seen: Mapping[str, Function], told: Mapping[str, Function]) -> dict[s
     return {**seen, **both}
 
 
-def cards(functions: Mapping[str, Function], told: Facts | None, *, ours: Mapping[str, str]) -> tuple[GpuFacts, ...]:
-    """Every card with the ways it can be given out. `ours`: address → the VM of ours that holds the card."""
-    found = sorted((each for each in functions.values() if each.is_card), key=lambda each: each.address)
+def cards(
+    functions: Mapping[str, Function], told: Facts | None, *, ours: Mapping[str, str], more: Collection[str] = ()
+) -> tuple[GpuFacts, ...]:
+    """Every card with the ways it can be given out.
+
+    `ours`: address → the VM of ours that holds the card; `more`: ids that are cards on this host too.
+    """
+    found = sorted((each for each in functions.values() if each.is_card(more)), key=lambda each: each.address)
     own = {each["address"]: each for each in told["pci"]} if told else {}
     return tuple(_card(each, functions, own, told, ours.get(each.address)) for each in found)
 
 
-def parents(told: Facts) -> tuple[Facts, ...]:
-    """Parents of mediated devices that are no PCI device."""
-    return tuple(each for each in told.get("mdev_parents") or () if each.get("address") is None)
+def parents(told: Facts | None, names: Collection[str]) -> tuple[GpuFacts, ...]:
+    """Parents of mediated devices of these names, as cards without address, group or BARs."""
+    found = {each["name"]: each for each in (told or {}).get("mdev_parents") or () if each.get("address") is None}
+    return tuple(_parent(found[name], told or {}) for name in names if name in found)
+
+
+def _parent(each: Facts, told: Facts) -> GpuFacts:
+    name = str(each["name"])
+    cuts = modes.from_mdev_types(each.get("types") or ())
+    here = [mdev for mdev in told.get("mdevs") or () if mdev["parent"] == name]
+    return GpuFacts(
+        key=f"mdev:{name}",
+        address=None,
+        vendor="",
+        device="",
+        name=name,
+        model=name,
+        modes=(modes.VGPU,) if isinstance(cuts, Cuts) else (),
+        refusals={} if isinstance(cuts, Cuts) else {modes.VGPU: cuts},
+        cuts={modes.VGPU: cuts} if isinstance(cuts, Cuts) else {},
+        live=tuple(Live(str(mdev["type"]), None, mdev["uuid"]) for mdev in here),
+        framework="mdev",
+        parent=name,
+        now=modes.VGPU if here else None,
+    )
 
 
 def _function(each: Facts, members: Sequence[str]) -> Function:

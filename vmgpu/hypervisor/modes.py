@@ -69,7 +69,7 @@ def _framework(card: Facts, functions: Sequence[Facts]) -> str | None:
 def _time_sliced(card: Facts, nvml: Facts | None, framework: str | None, nvml_state: str) -> Cuts | str:
     if nvml is None:
         types = card.get("mdev_types") or ()
-        return _from_mdev_types(types) if types else _no_manager(card, nvml_state)
+        return from_mdev_types(types) if types else _no_manager(card, nvml_state)
     types = [each for each in nvml.get("vgpu_types") or () if each.get("gi_profile") is None]
     if not types:
         return _no_manager(card, nvml_state)
@@ -110,7 +110,7 @@ def _vgpu(each: Facts, size: int, unit: int, starts: tuple[int, ...], most: int,
     )
 
 
-def _from_mdev_types(types: Sequence[Facts]) -> Cuts | str:
+def from_mdev_types(types: Sequence[Facts]) -> Cuts | str:
     """Types of a parent that no NVML speaks for: their sizes are what their counts say of one another."""
     counts = {str(each["id"]): _most(each) for each in types}
     counts = {name: most for name, most in counts.items() if most}

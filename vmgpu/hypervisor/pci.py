@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
@@ -55,10 +55,16 @@ class Function:
     def is_bridge(self) -> bool:
         return self.bridge or self.class_code in BRIDGE_CLASSES
 
-    @property
-    def is_card(self) -> bool:
-        """A whole card: a display or accelerator of a vendor we know; a virtual function is a child, never a card."""
-        if self.vendor not in VENDORS or self.virtual or self.is_bridge:
+    def is_card(self, more: Collection[str] = ()) -> bool:
+        """A whole card: a display or accelerator of a vendor we know; a virtual function is a child, never a card.
+
+        `more`: ids (`1234:1111`) that somebody says are cards as well.
+        """
+        if self.virtual or self.is_bridge:
+            return False
+        if f"{self.vendor}:{self.device}" in more:
+            return True
+        if self.vendor not in VENDORS:
             return False
         # Older libvirt names no class: a graphics driver then says as much.
         return self.class_code in CARD_CLASSES or (not self.class_code and self.driver in CARD_DRIVERS)

@@ -41,7 +41,7 @@ def survey(
     seen = _seen(connection)
     functions = inventory.joined(seen.functions, inventory.functions_of(told) if told else {})
     chosen = accel.choose(ref.accel, connection, pool=pool.name, boot_id=boot_id, state_dir=ref.state_dir, local=local)
-    if told is None and any(each.is_card for each in functions.values()):
+    if told is None and any(each.is_card(ref.device_ids) for each in functions.values()):
         warnings += ("Seen through libvirt alone: BARs, console use and open files of this host's cards are unknown",)
     return HostFacts(
         hostname=connection.getHostname(),
@@ -63,7 +63,11 @@ def survey(
         network=network.name,
         network_range=network.range,
         numa=_numa_nodes(capabilities),
-        gpus=(*emulated.cards(ref.emulate), *inventory.cards(functions, told, ours=_ours(functions, connection, ref))),
+        gpus=(
+            *emulated.cards(ref.emulate),
+            *inventory.cards(functions, told, ours=_ours(functions, connection, ref), more=ref.device_ids),
+            *inventory.parents(told, ref.mdev_parents),
+        ),
         warnings=(*warnings, *seen.warnings, *_doubtful(functions)),
     )
 
@@ -123,9 +127,9 @@ def _ours(functions: Mapping[str, pci.Function], connection: Any, ref: HostRef) 
 
 def _doubts(found: pci.Function) -> list[str]:
     doubts = []
-    if found.is_card and found.misnamed:
+    if found.is_card() and found.misnamed:
         doubts.append(found.misnamed)
-    if found.vendor in pci.VENDORS[:2] and not (found.class_code or found.is_card or found.virtual):
+    if found.vendor in pci.VENDORS[:2] and not (found.class_code or found.is_card() or found.virtual):
         doubts.append(
             f"Device {found.address} ({found.vendor}:{found.device} {found.product}) names no class "
             "and has no graphics driver: whether it is a card is unknown, it is left alone"

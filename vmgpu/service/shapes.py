@@ -122,6 +122,8 @@ class HostOut(BaseModel):
     disk_free_gib: int | None
     vms: int
     bridge: str | None
+    device_ids: list[str]
+    mdev_parents: list[str]
     orphans: list[str]
     surveyed_at: datetime | None
     facts: dict[str, Any] | None

@@ -336,7 +336,7 @@ def _host(host: Host, held: list[VM], cards: list[GpuOut]) -> HostOut:
     holding = [row for row in held if row.holds]
     kept = {
         "id", "name", "uri", "draining", "threads", "overcommit", "memory_mib", "disk_gib", "bridge", "orphans",
-        "surveyed_at",
+        "surveyed_at", "device_ids", "mdev_parents",
     }  # fmt: skip
     facts = {name: fact for name, fact in host.facts.items() if name != "disk_written_mib"} if host.facts else None
     return HostOut(

@@ -10,6 +10,7 @@ import libvirt
 from defusedxml import ElementTree
 
 from vmgpu import render
+from vmgpu.errors import HostRefused
 from vmgpu.hypervisor import Carved, Mdev, SliceRef
 from vmgpu.hypervisor.carvers import functions
 from vmgpu.hypervisor.carvers.functions import Ask
@@ -31,6 +32,7 @@ class MdevCarver:
         with self._use() as connection:
             device = find(connection, ref.id)
             if device is None:
+                parent = parent or _named(connection, ref.gpu.parent or "")
                 xml = render.xml("libvirt/mdev.xml.j2", parent=parent, type=_type(ref), uuid=ref.id)
                 if ref.gpu.on_functions:
                     # not autostarted: after a reboot the functions, and instances below it, must be back first
@@ -59,9 +61,20 @@ class MdevCarver:
                     device.undefine(0)  # says why not
 
     def _parent(self, ref: SliceRef) -> str:
+        """The parent's name in libvirt where it follows from an address, else empty."""
         if ref.gpu.on_functions and self._ask:
             return _node(functions.of(self._ask, ref))
-        return ref.gpu.parent or _node(ref.gpu.address or "")
+        return _node(ref.gpu.address) if ref.gpu.address else ""
+
+
+def _named(connection: Any, parent: str) -> str:
+    """What libvirt calls a parent that is no PCI device: it makes its names of more than the kernel's."""
+    for device in connection.listAllDevices(libvirt.VIR_CONNECT_LIST_NODE_DEVICES_CAP_MDEV_TYPES):
+        description = maybe(device.XMLDesc, 0)
+        path = ElementTree.fromstring(description).findtext("path") if description else None
+        if path and path.rstrip("/").rpartition("/")[2] == parent:
+            return str(device.name())
+    raise HostRefused(f"libvirt knows no parent {parent} of mediated devices", hint="Load its driver, survey again.")
 
 
 def find(connection: Any, uuid: str) -> Any | None:

@@ -71,6 +71,8 @@ def upgrade() -> None:
         sa.Column("overcommit", sa.Float(), nullable=False),
         sa.Column("bridge", sa.String(), nullable=True),
         sa.Column("emulate", sa.JSON(), nullable=False),
+        sa.Column("device_ids", sa.JSON(), nullable=False),
+        sa.Column("mdev_parents", sa.JSON(), nullable=False),
         sa.Column("host_key", sa.Text(), nullable=True),
         sa.Column("boot_id", sa.String(), nullable=False),
         sa.Column("facts", sa.JSON(), nullable=True),

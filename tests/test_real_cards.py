@@ -20,7 +20,7 @@ from vmgpu.errors import Conflict, ReasonCode
 from vmgpu.hypervisor import GpuFacts, HostFacts
 from vmgpu.machines import HostNews
 from vmgpu.models import Gpu, GpuState, Host, Slice
-from vmgpu.service import gpus
+from vmgpu.service import gpus, plans
 from vmgpu.service.access import Actor
 
 
@@ -105,6 +105,20 @@ def test_each_of_the_hosts_can_be_cut_its_way(
 ) -> None:
     given_out(db, me, machine(name), mode)
     assert plan(db, profile)[0] == [profile]
+
+
+def test_a_plan_says_which_carving_serves_how_many(db: Database, machine: Open) -> None:
+    """16 students who need CUDA, on a board of two M60: only whole cards run it, and two are there."""
+    host = factories.make_host(db, cards=())
+    surveyed(db, host, machine("m60").cards())
+    with db.read() as session:
+        with_cuda = plans.plan(session, "h1", cuda=True)
+        without = plans.plan(session, "h1", cuda=False)
+    assert {(one.profile, one.mode.value, one.seats) for one in with_cuda} == {
+        ("whole", "passthrough", 2),
+        ("M60-8Q", "vgpu", 2),
+    }
+    assert next(one.profile for one in without if one.seats >= 16) == "M60-1Q"
 
 
 def test_a_way_that_is_not_possible_says_why(db: Database, me: Actor, machine: Open) -> None:

@@ -6,13 +6,13 @@ from fastapi import APIRouter, Request
 from sqlmodel import text
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from vmgpu.api import rest_hosts, rest_images, rest_people, rest_queue, rest_vms
+from vmgpu.api import rest_hosts, rest_images, rest_people, rest_plan, rest_queue, rest_vms
 from vmgpu.api.deps import Db
 from vmgpu.errors import Unavailable
 from vmgpu.migrations import HEAD
 
 router = APIRouter()
-for room in (rest_vms, rest_queue, rest_hosts, rest_images, rest_people):
+for room in (rest_vms, rest_queue, rest_hosts, rest_plan, rest_images, rest_people):
     router.include_router(room.router)
 
 

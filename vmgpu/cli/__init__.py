@@ -22,6 +22,7 @@ _ROOMS = {
     "host": "Machines that run VMs.",
     "image": "Disks that VMs boot from.",
     "key": "SSH keys that open VMs.",
+    "plan": "Which carving of a host's cards serves how many.",
     "queue": "Who waits for a place, and why.",
     "serve": "Serve the API and the pages, and do the work.",
     "token": "Secrets for scripts.",

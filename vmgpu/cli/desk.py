@@ -138,15 +138,16 @@ class Desk:
         raise Refused(error)
 
 
-def verb(group: click.Group, name: str, **settings: Any) -> Callable[[Callable[..., None]], click.Command]:
-    """A command of a group: its first argument is a Desk, and it takes --json."""
+def verb(group: click.Group | None, name: str, **settings: Any) -> Callable[[Callable[..., None]], click.Command]:
+    """A command, of a group or by itself: its first argument is a Desk, and it takes --json."""
 
     def made(function: Callable[..., None]) -> click.Command:
         def run(as_json: bool, **arguments: Any) -> None:
             function(Desk(click.get_current_context().find_root().obj, as_json=as_json), **arguments)
 
         functools.update_wrapper(run, function)  # with the options that are declared on it
-        return group.command(name, **settings)(click.option("--json", "as_json", is_flag=True, help="As JSON.")(run))
+        command = group.command if group else click.command
+        return command(name, **settings)(click.option("--json", "as_json", is_flag=True, help="As JSON.")(run))
 
     return made
 

@@ -141,6 +141,20 @@ class ShareOut(BaseModel):
     says: str
 
 
+class CarvingOut(BaseModel):
+    """All of a host's cards of a model cut into one size: `seats` VMs; `enough`: for as many as were asked for."""
+
+    mode: str
+    model: str
+    profile: str
+    memory_mib: int
+    cuda: bool
+    per_card: int
+    cards: int
+    seats: int
+    enough: bool
+
+
 class FlavorOut(BaseModel):
     """A size of VM, and what its GPU wish means on each model that this installation has."""
 

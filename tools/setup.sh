@@ -15,7 +15,7 @@ REQUIRED=(
   # libvirt-python is compiled
   libvirt-dev pkg-config gcc python3-dev python3-venv ca-certificates
   # tests
-  postgresql
+  postgresql fuse3
 )
 # Names that only some of the releases have: Debian 13 split libvirt and libguestfs into more packages.
 OPTIONAL=(

@@ -28,6 +28,13 @@ HERE = {
         "list_50_vms_slowest": None,
         "command_vm_list_seconds": None,
     },
+    "survey": {
+        "cards": None,
+        "functions": None,
+        "survey_seconds": 1,
+        "survey_seconds_worst": None,
+        "files_opened_per_card": 50,
+    },
     "sync": {"sync_20_first_seconds": 1, "sync_20_seconds": 1, "sync_20_finding_seconds": 1},
 }
 # The bars of these stand on real guests' times, so that their smallest runs have none.

@@ -71,6 +71,7 @@ class Sysfs:
             "subsystem_vendor": told(f"0x{function.subvendor}"),
             "subsystem_device": told(f"0x{function.subdevice}"),
             "class": told(f"0x{function.class_code}"),
+            "modalias": told(_modalias(function)),
             "revision": told("0xa1"),
             "numa_node": told(function.numa),
             "local_cpulist": told(cpus(self._host, function.numa)),
@@ -244,6 +245,15 @@ class Sysfs:
         if text.strip() != "1":
             raise Refused("write 1", number=errno.EINVAL)
         self._host.card(vgpu.parent).remove_vgpu(vgpu.seat)
+
+
+def _modalias(function: Function) -> str:
+    """All ids in one line, as the kernel writes them for module loading."""
+    code = function.class_code.removeprefix("0x").zfill(6).upper()
+    ids = (function.vendor, function.device, function.subvendor, function.subdevice)
+    vendor, device, subvendor, subdevice = (each.upper().zfill(4) for each in ids)
+    names = f"v0000{vendor}d0000{device}sv0000{subvendor}sd0000{subdevice}"
+    return f"pci:{names}bc{code[:2]}sc{code[2:4]}i{code[4:]}"
 
 
 def cpus(host: Host, node: int) -> str:

@@ -24,6 +24,7 @@ def run(files: Files, arguments: Arguments, deadline: Deadline) -> dict[str, Any
     functions = pci.functions(files, seen, held, mdevs, nvml_facts.modes(nvml))
     switches = sorted(each.address for each in seen.functions.values() if each.is_switch)
     of_vfs = [each.address for each in seen.functions.values() if each.physfn is not None]
+    fabric = partition.look(files, switches, deadline)
     return {
         "hostctl": PROTOCOL,
         "host": machine,
@@ -31,6 +32,7 @@ def run(files: Files, arguments: Arguments, deadline: Deadline) -> dict[str, Any
         "mdev_parents": mdevs.parents(of_vfs),
         "mdevs": mdevs.live,
         "nvml": nvml,
-        "fabric": partition.look(files, switches, deadline),
+        "fabric": fabric,
         "errors": files.troubles,
+        "opened": len(files.opened),
     }

@@ -11,6 +11,7 @@ from sqlmodel import select
 from vmgpu import crash, machines, outcomes, views
 from vmgpu.errors import HostRefused, HostUnreachable, ReasonCode, Unavailable, VmgpuError, reason
 from vmgpu.hypervisor import Progress
+from vmgpu.hypervisor.doctor import advice
 from vmgpu.models import VM, Host, HostState, Image, ImageCopy, ImageState, VMState, now
 from vmgpu.work import Ground, Job
 
@@ -45,17 +46,9 @@ def visit(job: Job, ground: Ground) -> None:
             return
         if isinstance(bad, Unavailable):
             raise
-        silent = isinstance(bad, HostUnreachable) and host.surveyed_at is not None
-        code = ReasonCode.host_unreachable if silent else ReasonCode.survey_failed
-        because = reason(code, host=host.name, detail=bad.message, hint=bad.hint)
-        again = timedelta(seconds=5 if silent else 30)
-        with ground.db.write() as session:
-            row = outcomes.held(session, Host, job.row_id, job.token)
-            if silent or host.surveyed_at is None:
-                outcomes.host_away(session, row, because, again=again)
-            else:
-                outcomes.survey_refused(session, row, because, again=again)
+        _not_visited(ground, job, host, bad)
         return
+    findings = _findings(ground, host) if news else None
     crash.point("host.worked")
     if news is None:
         _forget(ground, job)
@@ -65,6 +58,7 @@ def visit(job: Job, ground: Ground) -> None:
         if row.state is HostState.removing and view.state is not HostState.removing:
             outcomes.let_go(row, now())
             return
+        outcomes.examined(row, findings)
         if twin := outcomes.twin(session, row, news):
             detail = f"it is the machine that is host {twin} already, at another address"
             hint = f"Take this one away again: vmgpu host remove {row.name}."
@@ -73,6 +67,30 @@ def visit(job: Job, ground: Ground) -> None:
             return
         outcomes.apply_host(session, row, news, ground.installation, ground.settings.sync_every)
     crash.point("host.applied")
+
+
+def _not_visited(ground: Ground, job: Job, host: Host, bad: VmgpuError) -> None:
+    """Write why a visit failed; the doctor is asked all the same, since it is then that people ask for him."""
+    findings = _findings(ground, host)
+    silent = isinstance(bad, HostUnreachable) and host.surveyed_at is not None
+    code = ReasonCode.host_unreachable if silent else ReasonCode.survey_failed
+    hint = (advice(bad.message) if isinstance(bad, HostRefused) else "") or bad.hint
+    because = reason(code, host=host.name, detail=bad.message, hint=hint)
+    again = timedelta(seconds=5 if silent else 30)
+    with ground.db.write() as session:
+        row = outcomes.held(session, Host, job.row_id, job.token)
+        outcomes.examined(row, findings)
+        if silent or host.surveyed_at is None:
+            outcomes.host_away(session, row, because, again=again)
+        else:
+            outcomes.survey_refused(session, row, because, again=again)
+
+
+def _findings(ground: Ground, host: Host) -> machines.Findings | None:
+    """The doctor's answer, where somebody waits for it."""
+    if host.doctor_asked is None or not machines.doctor_due(host.doctor_asked, host.doctor_at):
+        return None
+    return machines.checkup(lambda: ground.hosts.get(host.id), host.doctor_asked)
 
 
 def _holds_vms(ground: Ground, host_id: str) -> bool:

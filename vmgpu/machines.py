@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from vmgpu.errors import Reason, ReasonCode, VmgpuError, reason
+from vmgpu.errors import Reason, ReasonCode, Unavailable, VmgpuError, reason
 from vmgpu.hypervisor import DomainSeen, HostFacts, Hypervisor, ImageRef, Progress
+from vmgpu.hypervisor.doctor import Check, unseen
 from vmgpu.hypervisor.generalise import generalise
-from vmgpu.models import HostState, ImageState
+from vmgpu.models import HostState, ImageState, now
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,33 @@ def visit(view: HostView, host: Hypervisor) -> HostNews:
     """See that the host answers and what runs there; survey it when that is due."""
     facts = host.survey() if view.survey_due else None
     return HostNews(facts.boot_id if facts else host.boot_id(), host.domains(), facts)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the doctor found at a host, for all who had asked by then."""
+
+    checks: tuple[Check, ...]
+    at: datetime
+
+
+def checkup(host: Callable[[], Hypervisor], asked: datetime) -> Findings:
+    """Have the doctor look; a host that nobody could look at is one finding. `asked`: the wish that this answers."""
+    at = max(now(), asked)  # the clock of who asked may be ahead of ours
+    try:
+        return Findings(host().checkup(), at)
+    except Unavailable:
+        raise
+    except VmgpuError as bad:
+        return Findings((unseen(bad.message, bad.hint),), at)
+    except Exception as bad:  # a host whose facts the doctor does not bear must be visited all the same
+        log.exception("the doctor")
+        return Findings((unseen(f"{type(bad).__name__}: {bad}", "The service's log says more; report it."),), at)
+
+
+def doctor_due(asked: datetime | None, answered: datetime | None) -> bool:
+    """Whether somebody waits for the doctor."""
+    return asked is not None and (answered is None or asked > answered)
 
 
 @dataclass(frozen=True)

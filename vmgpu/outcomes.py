@@ -17,7 +17,7 @@ from vmgpu.errors import Reason, ReasonCode, reason
 from vmgpu.hypervisor import GpuFacts, HostFacts
 from vmgpu.leases import LeaseNews, next_moment
 from vmgpu.lifecycle import ALWAYS, MOVES, Fail, Hop, Nap, Outcome, after_capture
-from vmgpu.machines import HostNews, ImageNews, facts_as, gone_by_hand, orphans
+from vmgpu.machines import Findings, HostNews, ImageNews, doctor_due, facts_as, gone_by_hand, orphans
 from vmgpu.models import (
     VM,
     Console,
@@ -154,7 +154,13 @@ def apply_host(session: Session, host: Host, news: HostNews, installation: str, 
         wake(session, VM, col(VM.id).in_(odd), **anew)
     if was_away:
         wake(session, ImageCopy, col(ImageCopy.host_id) == host.id, col(ImageCopy.state) == CopyState.wanted)
-    let_go(host, now() + sync_every)
+    _visited(host, sync_every)
+
+
+def examined(host: Host, findings: Findings | None) -> None:
+    """Write what the doctor found, where he was there."""
+    if findings is not None:
+        host.doctor, host.doctor_at = [each.as_dict() for each in findings.checks], findings.at
 
 
 def twin(session: Session, host: Host, news: HostNews) -> str | None:
@@ -172,13 +178,18 @@ def host_away(session: Session, host: Host, because: Reason, *, again: timedelta
         host.state, host.unreachable_since = HostState.unreachable, now()
         host.version += 1
     host.reason = because.as_dict()
-    let_go(host, now() + again)
+    _visited(host, again)
 
 
 def survey_refused(session: Session, host: Host, because: Reason, *, again: timedelta) -> None:
     """Write that a host answers and cannot be used as it is: its VMs go on, no new ones are placed there."""
     host.reason, host.version = because.as_dict(), host.version + 1
-    let_go(host, now() + again)
+    _visited(host, again)
+
+
+def _visited(host: Host, again: timedelta) -> None:
+    """End a visit; who asked for the doctor while it lasted does not wait for the next one."""
+    let_go(host, now() if doctor_due(host.doctor_asked, host.doctor_at) else now() + again)
 
 
 def copy_again(session: Session, vm: VM) -> None:

@@ -15,6 +15,7 @@ from vmgpu.db import claim_all, let_all_go
 from vmgpu.errors import HostUnreachable, Reason, ReasonCode, Unavailable, VmgpuError, reason
 from vmgpu.guest import CheckFailed
 from vmgpu.hypervisor import Carver, Hypervisor, Progress
+from vmgpu.hypervisor.doctor import advice
 from vmgpu.lifecycle import Fail, Hop, Nap, Outcome
 from vmgpu.models import VM, Console, Gpu, Host, HostState, VMState, now
 from vmgpu.settings import Settings
@@ -124,9 +125,7 @@ def _step(ground: Ground, job: Job, view: views.VMView) -> Outcome:
         blame = "card" if bad.reason.code.value.startswith("card_") else ""
         return Fail(bad.reason, blame)
     except VmgpuError as bad:
-        because = getattr(bad, "reason", None) or reason(
-            ReasonCode.host_error, host=view.host_name, detail=bad.message, hint=bad.hint
-        )
+        because = getattr(bad, "reason", None) or _host_error(view, bad.message, bad.hint)
         if because.code is ReasonCode.image_not_on_host:
             with ground.db.write() as session:
                 outcomes.copy_again(session, outcomes.held(session, VM, job.row_id, job.token))
@@ -137,10 +136,15 @@ def _step(ground: Ground, job: Job, view: views.VMView) -> Outcome:
     except Exception as bad:
         log.exception("%s: %s", view.title, view.state)
         detail = f"{type(bad).__name__}: {bad}"
-        return _refused(ground, view, reason(ReasonCode.host_error, host=view.host_name, detail=detail, hint=""))
+        return _refused(ground, view, _host_error(view, detail))
     finally:
         if token:
             let_all_go(ground.db, Gpu, token)
+
+
+def _host_error(view: views.VMView, words: str, hint: str = "") -> Reason:
+    """The host's own words, with the doctor's cure where he knows them."""
+    return reason(ReasonCode.host_error, host=view.host_name, detail=words, hint=advice(words) or hint)
 
 
 def _refused(ground: Ground, view: views.VMView, because: Reason) -> Outcome:

@@ -10,10 +10,11 @@ from typing import Any
 
 from sqlmodel import col, select
 
-from vmgpu import host_work, outcomes, vm_work
+from vmgpu import host_work, machines, outcomes, vm_work
 from vmgpu.connections import Lanes, OpenHosts
 from vmgpu.db import Change, Database, claim, drop_all_claims, keep_claims, next_due, wake
 from vmgpu.errors import ReasonCode, Unavailable, VmgpuError, reason
+from vmgpu.hypervisor.doctor import unseen
 from vmgpu.leader import Leader
 from vmgpu.models import VM, Claimed, Host, Image, ImageCopy, VMState, Wanted, now
 from vmgpu.service import images
@@ -185,6 +186,9 @@ class Worker:
                 seconds = round((now() - job.since).total_seconds())
                 because = reason(ReasonCode.call_hangs, host=host.name if host else "", seconds=seconds)
                 if isinstance(row, Host):
+                    if row.doctor_asked and machines.doctor_due(row.doctor_asked, row.doctor_at):
+                        silent = unseen(because.sentence(), because.cure())
+                        outcomes.examined(row, machines.Findings((silent,), row.doctor_asked))
                     # it answers nobody: its VMs wait for its return, and no new ones are sent there
                     outcomes.host_away(session, row, because, again=timedelta(seconds=10))
                     return

@@ -16,7 +16,7 @@ from vmgpu.errors import NotFound
 from vmgpu.models import Flavor, Host, HostState, now
 from vmgpu.requests import FlavorRequest, HostChange, HostRequest, UnitRequest
 from vmgpu.service import flavors, gpus, hosts, show
-from vmgpu.service.shapes import FlavorOut, GpuOut, HostOut, UnitOut
+from vmgpu.service.shapes import CheckOut, DoctorOut, FlavorOut, GpuOut, HostOut, UnitOut
 
 router = APIRouter(prefix=PREFIX, responses=answers(401, 404, 422))
 
@@ -105,6 +105,28 @@ def survey_host(name: str, db: Db, me: Me, stopping: Stopping, wait: Wait = 60) 
     return _host(db, me, row.id)
 
 
+@router.post("/hosts/{name}/doctor", response_model=DoctorOut, tags=["hosts"], **_ADMIN)
+def examine_host(name: str, db: Db, me: Me, stopping: Stopping, wait: Wait = 60) -> DoctorOut:
+    """Look for what is wrong with a host, and answer when that is in; `at` is null where it is not."""
+    asked = hosts.examine(db, me, name)
+
+    def answered() -> bool | None:
+        with db.read() as session:
+            host = session.get(Host, asked.id)
+        done = host is None or (asked.doctor_asked and host.doctor_at and host.doctor_at >= asked.doctor_asked)
+        return True if done else None
+
+    if until(answered, wait, stopping):
+        return _doctor(hosts.examined(db, me, asked.id))
+    return DoctorOut(host=asked.name, at=None, items=[])
+
+
+@router.get("/hosts/{name}/doctor", response_model=DoctorOut, tags=["hosts"], **_ADMIN)
+def show_doctor(name: str, db: Db, me: Me) -> DoctorOut:
+    """What was found at a host when somebody asked last."""
+    return _doctor(hosts.examined(db, me, name))
+
+
 @router.get("/gpus", response_model=Items[GpuOut], tags=["gpus"])
 def list_gpus(db: Db, me: Me) -> Response:
     """All cards, with the slices that are cut from them."""
@@ -178,6 +200,10 @@ def show_flavor(name: str, db: Db, me: Me) -> FlavorOut:
 def remove_flavor(name: str, db: Db, me: Me) -> None:
     """Forget a size; VMs made from it keep theirs."""
     flavors.remove(db, me, name)
+
+
+def _doctor(host: Host) -> DoctorOut:
+    return DoctorOut(host=host.name, at=host.doctor_at, items=[CheckOut(**each) for each in host.doctor])
 
 
 def _host(db: Db, me: Me, name: str) -> HostOut:

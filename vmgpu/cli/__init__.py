@@ -1,4 +1,4 @@
-"""The command line. `serve`, `worker` and `demo` start things here, `doctor` reads texts; the rest are HTTP calls."""
+"""The command line. `serve`, `worker` and `demo` start things here, `doctor` may look here; the rest are HTTP calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vmgpu.errors import VmgpuError
 _ROOMS = {
     "completion": "Print the script that completes commands in your shell.",
     "demo": "Show the whole story on this machine.",
-    "doctor": "What an error text means, and the cure.",
+    "doctor": "What is wrong with a host, what an error text means, and the cure.",
     "event": "What happened.",
     "flavor": "Sizes of VMs.",
     "gpu": "Cards, and what 1 fGPU is.",

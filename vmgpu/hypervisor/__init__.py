@@ -10,7 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from vmgpu.hypervisor.doctor import Check
 
 Progress = Callable[[int], None]  # called with whole percents
 
@@ -305,6 +308,9 @@ class Hypervisor(Protocol):
 
     def survey(self) -> HostFacts:
         """Say what is there; makes our pool and network ready on the way (first time: defines and starts them)."""
+
+    def checkup(self) -> tuple[Check, ...]:
+        """Say what is wrong with the host, and the cure; nothing is changed there."""
 
     def boot_id(self) -> str:
         """A text that changes when the host boots; cheap."""

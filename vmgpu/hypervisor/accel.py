@@ -48,23 +48,29 @@ def choose(
     seconds: float = SECONDS,
 ) -> Choice:
     """What the settings say, else what a probe saw; its answer is kept until the host, libvirt or QEMU changes."""
+    found = known(wish, connection, boot_id=boot_id, state_dir=state_dir, local=local, device=device)
+    if found is not None:
+        return found
+    kernel = newest_kernel(kernels)
+    if kernel is None:
+        # Not kept: installing a kernel package mends it.
+        return Choice("tcg", "KVM was not probed: no readable guest kernel was found under " + " or ".join(kernels))
+    choice = probe(connection, kernel, pool=pool, seconds=seconds)
+    _remember(_memory(connection, boot_id, state_dir), choice)
+    return choice
+
+
+def known(
+    wish: str, connection: Any, *, boot_id: str, state_dir: Path, local: bool, device: Path = Path("/dev/kvm")
+) -> Choice | None:
+    """What can be said without a probe, or after one; None where only a probe can tell."""
     if wish in ("kvm", "tcg"):
         return Choice(wish, "set by the administrator")
     if not offers_kvm(connection):
         return Choice("tcg", "libvirt offers no KVM on this host")
     if local and not device.exists():
         return Choice("tcg", f"{device} is missing")
-    memory = state_dir / f"accel-{_fingerprint(connection, boot_id)}.json"
-    known = _remembered(memory) if boot_id else None
-    if known is not None:
-        return known
-    kernel = newest_kernel(kernels)
-    if kernel is None:
-        # Not kept: installing a kernel package mends it.
-        return Choice("tcg", "KVM was not probed: no readable guest kernel was found under " + " or ".join(kernels))
-    choice = probe(connection, kernel, pool=pool, seconds=seconds)
-    _remember(memory, choice)
-    return choice
+    return _remembered(_memory(connection, boot_id, state_dir)) if boot_id else None
 
 
 def offers_kvm(connection: Any) -> bool:
@@ -169,9 +175,10 @@ def _uploaded(connection: Any, kernel: Path, *, pool: str, name: str) -> Iterato
             volume.delete(0)
 
 
-def _fingerprint(connection: Any, boot_id: str) -> str:
+def _memory(connection: Any, boot_id: str, state_dir: Path) -> Path:
+    """The file that keeps the probe's answer for this boot of this host."""
     seen = f"{connection.getHostname()} {boot_id} {connection.getLibVersion()} {connection.getVersion()}"
-    return hashlib.sha256(seen.encode()).hexdigest()[:16]
+    return state_dir / f"accel-{hashlib.sha256(seen.encode()).hexdigest()[:16]}.json"
 
 
 def _remembered(memory: Path) -> Choice | None:

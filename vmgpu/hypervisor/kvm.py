@@ -12,7 +12,7 @@ from typing import Any
 import libvirt
 from defusedxml import ElementTree
 
-from vmgpu.errors import HostRefused
+from vmgpu.errors import HostRefused, HostUnreachable
 from vmgpu.hypervisor import (
     Carver,
     DomainSeen,
@@ -26,12 +26,14 @@ from vmgpu.hypervisor import (
     Progress,
     VMSpec,
     boot,
+    checkup,
     domain,
     networks,
     remote,
 )
 from vmgpu.hypervisor.carvers import carver_for
 from vmgpu.hypervisor.connection import Link, maybe
+from vmgpu.hypervisor.doctor import Check
 from vmgpu.hypervisor.hostctl_client import HostCtl, LocalHostCtl
 from vmgpu.hypervisor.seed_iso import seed_iso
 from vmgpu.hypervisor.survey import is_local, survey
@@ -72,6 +74,15 @@ class KvmHost:
             network = networks.ready(connection, self._ref.network, local=self._local)
             pool = self._pool(connection).facts()
             return survey(connection, self._ref, pool=pool, network=network, ctl=self._ctl, root=self._root)
+
+    def checkup(self) -> tuple[Check, ...]:
+        try:
+            with self._link.use() as connection:
+                return checkup.with_libvirt(connection, self._ref, ctl=self._ctl, root=self._root)
+        except HostUnreachable as bad:
+            if self._ctl is None:
+                raise
+            return checkup.without_libvirt(bad, ctl=self._ctl)
 
     def boot_id(self) -> str:
         with self._link.use() as connection:

@@ -43,7 +43,13 @@ def ready(connection: Any, ref: NetworkRef, *, local: bool) -> NetworkFacts:
         network = _make(connection, ref.name, local=local)
     if not network.isActive():
         _start(network)
-    return NetworkFacts(ref.name, next((str(taken) for taken in _ranges(network)), ""))
+    return NetworkFacts(ref.name, _range(network))
+
+
+def look(connection: Any, name: str) -> tuple[bool, str] | None:
+    """Whether our network runs, and its range; None where it was never made. Nothing is made."""
+    network = maybe(connection.networkLookupByName, name)
+    return (bool(network.isActive()), _range(network)) if network is not None else None
 
 
 def withdraw(connection: Any, name: str) -> None:
@@ -183,6 +189,10 @@ def _ranges(network: Any) -> list[IPv4Network]:
             interface = ip_interface(f"{ip.get('address')}/{ip.get('prefix') or ip.get('netmask') or 32}")
             ranges.append(IPv4Network(interface.network))
     return ranges
+
+
+def _range(network: Any) -> str:
+    return next((str(taken) for taken in _ranges(network)), "")
 
 
 def _reachable(address: str) -> bool:

@@ -65,6 +65,25 @@ def survey(db: Database, actor: Actor, name: str) -> Host:
         return host
 
 
+def examine(db: Database, actor: Actor, name: str) -> Host:
+    """Wish the doctor at a host; the answer shows in `doctor`, with its time in `doctor_at`."""
+    must_be_admin(actor)
+    with db.write() as session:
+        host = find_host(session, name)
+        if host.state is HostState.removing:
+            raise Conflict(f"Host {name} is being removed", hint="Add it again to have it looked at.")
+        wake(session, Host, col(Host.id) == host.id, doctor_asked=now())
+        session.refresh(host)
+        return host
+
+
+def examined(db: Database, actor: Actor, name: str) -> Host:
+    """The host with the doctor's last answer, which names its processes and files: an admin's to read."""
+    must_be_admin(actor)
+    with db.read() as session:
+        return find_host(session, name)
+
+
 def remove(db: Database, actor: Actor, name: str, *, lost: bool = False) -> Host:
     """Let a host go; refused while it holds VMs, unless it does not answer and is `lost`: then they go with it."""
     must_be_admin(actor)

@@ -130,6 +130,24 @@ class HostOut(BaseModel):
     gpus: list[GpuOut]
 
 
+class CheckOut(BaseModel):
+    """One finding of the doctor. `level`: ok, warning or broken; `means` and `cure` are sentences."""
+
+    id: str
+    level: str
+    seen: str
+    means: str
+    cure: str
+
+
+class DoctorOut(BaseModel):
+    """The doctor's answer about a host; `at` is null, and nothing listed, while there is none."""
+
+    host: str
+    at: datetime | None
+    items: list[CheckOut]
+
+
 class ShareOut(BaseModel):
     """What a wish becomes on one model of card."""
 

@@ -452,6 +452,7 @@ LEADS: dict[str, tuple[str, ...]] = {
     ),
     "libvirt-refuses": (
         "error: authentication unavailable: no polkit agent available to authenticate action 'org.libvirt.unix.manage'",
+        "error: Failed to connect socket to '/var/run/libvirt/libvirt-sock': Permission denied",
     ),
     "host-key-changed": ("@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @", "Host key verification failed."),
     "domain-gone": ("error: Domain not found: no domain with matching uuid '5e1b2c3d'",),

@@ -41,6 +41,5 @@ def test_causes_in_words() -> None:
 def test_as_data() -> None:
     found = list(look(facts(function(dead=True))).values())
     data = json.loads(json.dumps(render.checks_as_dict(found)))
-    assert data["level"] == "broken"
-    assert {"id", "level", "seen", "means", "cure"} == set(data["checks"][0])
+    assert {"id", "level", "seen", "means", "cure"} == set(data["items"][0])
     assert render.causes_as_dict(()) == {"causes": []}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vmgpu.hypervisor.doctor.checks import examine
-from vmgpu.hypervisor.doctor.explain import explain
-from vmgpu.hypervisor.doctor.findings import Cause, Check, Level, LibvirtSeen
+from vmgpu.hypervisor.doctor.explain import advice, explain
+from vmgpu.hypervisor.doctor.findings import Cause, Check, Level, LibvirtSeen, unseen
 
-__all__ = ["Cause", "Check", "Level", "LibvirtSeen", "examine", "explain"]
+__all__ = ["Cause", "Check", "Level", "LibvirtSeen", "advice", "examine", "explain", "unseen"]

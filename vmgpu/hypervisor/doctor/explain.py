@@ -31,6 +31,12 @@ def explain(text: str, *, on: Platform | None = None) -> tuple[Cause, ...]:
     )
 
 
+def advice(text: str) -> str:
+    """The likeliest cause and its cure in one line; empty where the text is unknown."""
+    causes = explain(text)
+    return f"{causes[0].title}. {causes[0].cure}" if causes else ""
+
+
 def _line(text: str, position: int) -> str:
     """The line around a position, printable and short, so that the position stays inside."""
     start = max(text.rfind("\n", 0, position) + 1, position - _SHOWN // 2)

@@ -79,3 +79,9 @@ def warning(id: str, seen: str, means: str, cure: str) -> Check:
 def broken(id: str, seen: str, means: str, cure: str) -> Check:
     """Something wanted cannot work."""
     return Check(id, Level.broken, seen, means, cure)
+
+
+def unseen(words: str, hint: str) -> Check:
+    """The one finding at a host that nobody could look at."""
+    cure = hint or "Check its network, its SSH and its libvirtd; then ask again."
+    return broken("host", words, "Nothing on the host could be looked at; its VMs keep their state meanwhile.", cure)

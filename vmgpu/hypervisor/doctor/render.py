@@ -29,10 +29,8 @@ def causes(found: Sequence[Cause], *, width: int = 100) -> str:
 
 
 def checks_as_dict(found: Sequence[Check]) -> dict[str, object]:
-    """Checks and the worst level, for REST and --json."""
-    order = list(Level)
-    worst = max((each.level for each in found), key=order.index, default=Level.ok)
-    return {"level": str(worst), "summary": summary(found), "checks": [each.as_dict() for each in found]}
+    """Checks for --json; REST answers them in the same form."""
+    return {"items": [each.as_dict() for each in found]}
 
 
 def causes_as_dict(found: Sequence[Cause]) -> dict[str, object]:

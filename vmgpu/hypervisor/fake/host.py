@@ -23,6 +23,8 @@ from vmgpu.hypervisor import (
     Progress,
     VMSpec,
 )
+from vmgpu.hypervisor.doctor import Check
+from vmgpu.hypervisor.doctor.findings import ok
 from vmgpu.hypervisor.fake import rows
 from vmgpu.hypervisor.fake.carver import FakeCarver
 from vmgpu.hypervisor.fake.facts import host_facts
@@ -62,6 +64,11 @@ class FakeHost(Hypervisor):
             boot_id = db.execute("SELECT boot_id FROM host").fetchone()[0]
             images_mib = db.execute("SELECT coalesce(sum(virtual_mib), 0) FROM images").fetchone()[0]
         return host_facts(self.ref, self.shape, boot_id=boot_id, images_mib=images_mib)
+
+    def checkup(self) -> tuple[Check, ...]:
+        """One check: there is nothing real to look at."""
+        self._line.greet()
+        return (ok("simulated", "this host is simulated", "Its cards and guests are entries in a file: all is well."),)
 
     def boot_id(self) -> str:
         with self._line.reading() as db:

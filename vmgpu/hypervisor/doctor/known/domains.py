@@ -165,6 +165,7 @@ KNOWN = (
             r"no polkit agent",
             r"authentication (unavailable|failed)[^\n]{0,60}(polkit|policy)",
             r"checkauthorization",
+            r"failed to connect socket to '\S*libvirt\S*: permission denied",
         ),
         CULPRIT,
     ),

@@ -153,3 +153,24 @@ def test_a_start_that_the_host_refuses_carries_the_cure(house: House, monkeypatc
     assert said and said.code is ReasonCode.host_error and said.args["detail"] == words
     assert said.cure().startswith("Other functions of the card's IOMMU group are still with drivers of the host. ")
     assert "/sys/kernel/iommu_groups/N/devices" in said.cure() and "logs" not in said.cure()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "cure"),
+    [
+        ("cannot write data to file: No space left on device", ReasonCode.host_error, "pool"),
+        ("The copy of base differs from its master", ReasonCode.image_broken, "Import or capture it again."),
+    ],
+)
+def test_a_copy_that_the_host_refuses(
+    house: House, monkeypatch: pytest.MonkeyPatch, words: str, code: ReasonCode, cure: str
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise HostRefused(words)
+
+    house.host()
+    monkeypatch.setattr(FakeHost, "has_image", lambda *_: False)
+    monkeypatch.setattr(FakeHost, "ensure_image", refused)
+    house.request()
+    said = Reason.of(house.reaches(S.failed).reason)
+    assert said and said.code is code and words in said.sentence() and cure in said.cure()

@@ -9,7 +9,7 @@ from pathlib import Path
 from sqlmodel import select
 
 from vmgpu import crash, machines, outcomes, views
-from vmgpu.errors import HostRefused, HostUnreachable, ReasonCode, Unavailable, VmgpuError, reason
+from vmgpu.errors import HostRefused, HostUnreachable, Reason, ReasonCode, Unavailable, VmgpuError, reason
 from vmgpu.hypervisor import Progress
 from vmgpu.hypervisor.doctor import advice
 from vmgpu.models import VM, Host, HostState, Image, ImageCopy, ImageState, VMState, now
@@ -124,12 +124,19 @@ def bring_image(job: Job, ground: Ground) -> None:
     except Unavailable:
         raise
     except VmgpuError as bad:
-        failed = reason(ReasonCode.image_broken, image=image.name, detail=bad.message)
+        failed = _not_copied(image, host, bad)
     crash.point("copy.worked")
     with ground.db.write() as session:
         held = outcomes.held_copy(session, image.id, host.id, job.row_id, job.token)
         outcomes.apply_copy(session, held, failed=failed)
     crash.point("copy.applied")
+
+
+def _not_copied(image: Image, host: Host, bad: VmgpuError) -> Reason:
+    """Why a copy failed: by something at the host that the doctor knows, else the image is to blame."""
+    if cure := advice(bad.message):
+        return reason(ReasonCode.host_error, host=host.name, detail=bad.message, hint=cure)
+    return reason(ReasonCode.image_broken, image=image.name, detail=bad.message)
 
 
 def _copy_progress(ground: Ground, job: Job, copy: ImageCopy) -> Progress:

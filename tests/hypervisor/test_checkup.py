@@ -255,3 +255,17 @@ def test_a_gpu_host_by_its_hostctl(ref: HostRef, machine: OpenMachine) -> None:
     assert [each for each in found.values() if each.level is Level.broken] == []
     without = {each.id: each for each in checkup.with_libvirt(Asked(backends=""), ref, ctl=host.ctl)}
     assert without["libvirt-hostdev"].level is Level.broken
+
+
+@pytest.mark.libvirt
+def test_a_real_libvirt_is_looked_at(uri: str, ref: HostRef) -> None:
+    host = KvmHost(replace(ref, uri=uri, accel="tcg"), on_change=lambda _: None)
+    try:
+        host.survey()
+        found = {each.id: each for each in host.checkup()}
+    finally:
+        host.close()
+    for name in ("libvirt", "qemu", "guest-firmware", "network", "pool"):
+        assert found[name].level is not Level.broken, found[name]
+    assert found["kvm"].seen == "set by the administrator"
+    assert "libvirt-connection" not in found and [name for name in found if name.startswith("libvirt-")] == []

@@ -48,7 +48,7 @@ def visit(job: Job, ground: Ground) -> None:
             raise
         _not_visited(ground, job, host, bad)
         return
-    findings = _findings(ground, host) if news else None
+    findings = _findings(job, ground, host) if news else None
     crash.point("host.worked")
     if news is None:
         _forget(ground, job)
@@ -71,7 +71,7 @@ def visit(job: Job, ground: Ground) -> None:
 
 def _not_visited(ground: Ground, job: Job, host: Host, bad: VmgpuError) -> None:
     """Write why a visit failed; the doctor is asked all the same, since it is then that people ask for him."""
-    findings = _findings(ground, host)
+    findings = _findings(job, ground, host)
     silent = isinstance(bad, HostUnreachable) and host.surveyed_at is not None
     code = ReasonCode.host_unreachable if silent else ReasonCode.survey_failed
     hint = (advice(bad.message) if isinstance(bad, HostRefused) else "") or bad.hint
@@ -86,10 +86,11 @@ def _not_visited(ground: Ground, job: Job, host: Host, bad: VmgpuError) -> None:
             outcomes.survey_refused(session, row, because, again=again)
 
 
-def _findings(ground: Ground, host: Host) -> machines.Findings | None:
+def _findings(job: Job, ground: Ground, host: Host) -> machines.Findings | None:
     """The doctor's answer, where somebody waits for it."""
     if host.doctor_asked is None or not machines.doctor_due(host.doctor_asked, host.doctor_at):
         return None
+    job.goes_on()  # a slow survey took none of the doctor's time
     return machines.checkup(lambda: ground.hosts.get(host.id), host.doctor_asked)
 
 

@@ -22,7 +22,7 @@ from sqlmodel import select
 
 from bench import figures
 from tests import factories
-from vmgpu import machines, outcomes
+from vmgpu import host_outcomes, machines, outcomes
 from vmgpu.db import Database
 from vmgpu.hypervisor import HostRef, Network, NetworkRef
 from vmgpu.hypervisor.domain import MARK
@@ -75,7 +75,7 @@ def _pass(db: Database, host: KvmHost, host_id: str, *, expected: int) -> float:
     news = machines.visit(machines.HostView(host_id, "sync", HostState.ready, survey_due=False), host)
     with db.write() as session:
         held = outcomes.held(session, Host, host_id, token)
-        outcomes.apply_host(session, held, news, INSTALLATION, timedelta(seconds=30))
+        host_outcomes.apply_host(session, held, news, INSTALLATION, timedelta(seconds=30))
     took = time.perf_counter() - began
     with db.read() as session:
         woken = sum(vm.due_at is not None for vm in session.exec(select(VM)).all())

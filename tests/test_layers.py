@@ -15,7 +15,7 @@ ROOT = Path(vmgpu.__file__).parent
 FLOORS = (
     {"cli"},
     {"lab"},
-    {"api", "worker", "vm_work", "host_work", "work", "leader", "outcomes", "connections"},
+    {"api", "worker", "vm_work", "host_work", "work", "leader", "outcomes", "host_outcomes", "connections"},
     {"courses"},
     {"service", "requests", "lifecycle", "leases", "specs", "machines", "views", "ledger"},
     {"guest", "placement", "hypervisor"},

@@ -14,7 +14,7 @@ from sqlmodel import select
 from tests import factories
 from tests.gpuhost.machine import Machine
 from tests.gpuhost.machine import OpenMachine as Open
-from vmgpu import ledger, outcomes, placement
+from vmgpu import host_outcomes, ledger, placement
 from vmgpu.db import Database
 from vmgpu.errors import Conflict, ReasonCode
 from vmgpu.hypervisor import GpuFacts, HostFacts
@@ -43,7 +43,7 @@ def surveyed(db: Database, host: Host, cards: tuple[GpuFacts, ...]) -> list[Gpu]
     facts = HostFacts(**dict(host.facts or {}) | size | new)
     with db.write() as session:
         row = session.get_one(Host, host.id)
-        outcomes.apply_host(session, row, HostNews("boot-1", (), facts), "here", timedelta(seconds=30))
+        host_outcomes.apply_host(session, row, HostNews("boot-1", (), facts), "here", timedelta(seconds=30))
     with db.read() as session:
         return list(session.exec(select(Gpu).order_by(Gpu.address)).all())  # type: ignore[arg-type]
 

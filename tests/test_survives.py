@@ -16,7 +16,7 @@ from sqlmodel import col, select
 
 from tests.factories import admin, make_database, make_settings
 from tests.worlds import House
-from vmgpu import crash, leases, lifecycle, machines, outcomes, views, vm_work, work, worker
+from vmgpu import crash, host_outcomes, leases, lifecycle, machines, outcomes, views, vm_work, work, worker
 from vmgpu.db import Database, claim, next_number, setting, wake
 from vmgpu.errors import Conflict, Reason, ReasonCode, Unavailable, VmgpuError
 from vmgpu.hypervisor.fake.host import FakeHost
@@ -759,7 +759,7 @@ class TestWhatASecondPairOfEyesFound:
         with house.db.write() as session:
             row = session.exec(select(Host)).one()
             row.due_at = None
-            outcomes.survey_refused(
+            host_outcomes.survey_refused(
                 session, row, outcomes.reason(ReasonCode.survey_failed, host="h", detail="br0"), again=timedelta(days=1)
             )
         vms.stop(house.db, house.me, "s1", StopRequest())

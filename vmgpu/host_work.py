@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sqlmodel import select
 
-from vmgpu import crash, machines, outcomes, views
+from vmgpu import crash, host_outcomes, machines, outcomes, views
 from vmgpu.errors import HostRefused, HostUnreachable, Reason, ReasonCode, Unavailable, VmgpuError, reason
 from vmgpu.hypervisor import Progress
 from vmgpu.hypervisor.doctor import advice
@@ -58,14 +58,14 @@ def visit(job: Job, ground: Ground) -> None:
         if row.state is HostState.removing and view.state is not HostState.removing:
             outcomes.let_go(row, now())
             return
-        outcomes.examined(row, findings)
-        if twin := outcomes.twin(session, row, news):
+        host_outcomes.examined(row, findings)
+        if twin := host_outcomes.twin(session, row, news):
             detail = f"it is the machine that is host {twin} already, at another address"
             hint = f"Take this one away again: vmgpu host remove {row.name}."
             because = reason(ReasonCode.survey_failed, host=row.name, detail=detail, hint=hint)
-            outcomes.host_away(session, row, because, again=timedelta(seconds=30))
+            host_outcomes.host_away(session, row, because, again=timedelta(seconds=30))
             return
-        outcomes.apply_host(session, row, news, ground.installation, ground.settings.sync_every)
+        host_outcomes.apply_host(session, row, news, ground.installation, ground.settings.sync_every)
     crash.point("host.applied")
 
 
@@ -79,11 +79,11 @@ def _not_visited(ground: Ground, job: Job, host: Host, bad: VmgpuError) -> None:
     again = timedelta(seconds=5 if silent else 30)
     with ground.db.write() as session:
         row = outcomes.held(session, Host, job.row_id, job.token)
-        outcomes.examined(row, findings)
+        host_outcomes.examined(row, findings)
         if silent or host.surveyed_at is None:
-            outcomes.host_away(session, row, because, again=again)
+            host_outcomes.host_away(session, row, because, again=again)
         else:
-            outcomes.survey_refused(session, row, because, again=again)
+            host_outcomes.survey_refused(session, row, because, again=again)
 
 
 def _findings(job: Job, ground: Ground, host: Host) -> machines.Findings | None:
@@ -102,7 +102,7 @@ def _holds_vms(ground: Ground, host_id: str) -> bool:
 
 def _forget(ground: Ground, job: Job) -> None:
     with ground.db.write() as session:
-        outcomes.forget_host(session, outcomes.held(session, Host, job.row_id, job.token))
+        host_outcomes.forget_host(session, outcomes.held(session, Host, job.row_id, job.token))
     ground.hosts.drop(job.row_id)
 
 

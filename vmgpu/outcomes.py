@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -14,10 +14,9 @@ from sqlmodel.sql.expression import SelectOfScalar
 from vmgpu import ledger, placement
 from vmgpu.db import HOLD, Row, change_all, lock, next_number, wake
 from vmgpu.errors import Reason, ReasonCode, reason
-from vmgpu.hypervisor import GpuFacts, HostFacts
 from vmgpu.leases import LeaseNews, next_moment
 from vmgpu.lifecycle import ALWAYS, MOVES, Fail, Hop, Nap, Outcome, after_capture
-from vmgpu.machines import Findings, HostNews, ImageNews, doctor_due, facts_as, gone_by_hand, orphans
+from vmgpu.machines import ImageNews
 from vmgpu.models import (
     VM,
     Console,
@@ -26,7 +25,6 @@ from vmgpu.models import (
     Gpu,
     GpuState,
     Host,
-    HostState,
     Image,
     ImageCopy,
     ImageState,
@@ -125,71 +123,20 @@ def apply_vm(session: Session, vm: VM, view: VMView, outcome: Outcome) -> bool:
             return True
 
 
+def give_up(session: Session, vm: VM, because: Reason) -> None:
+    """Write that a VM is gone with what it lay on; nothing of it can be given back."""
+    _capture_failed(session, vm, because)
+    session.execute(delete(Slice).where(col(Slice.vm_id) == vm.id))
+    _move(session, vm, VMState.gone, because)
+    vm.wanted, vm.gone_at, vm.holds, vm.has_disk, vm.address = Wanted.gone, now(), False, False, None
+    let_go(vm, None)
+
+
 def keep_console(session: Session, vm_id: str, text: bytes) -> None:
     """Keep the end of a VM's console, over an earlier one."""
     kept = session.get(Console, vm_id)
     # a host that has erased the VM has nothing to say any more
     session.merge(Console(vm_id=vm_id, text=text or (kept.text if kept else b""), at=now()))
-
-
-def apply_host(session: Session, host: Host, news: HostNews, installation: str, sync_every: timedelta) -> None:
-    """Write what a visit brought: the host answers; its survey; the VMs that are not as their rows say."""
-    rebooted = bool(host.boot_id) and news.boot_id != host.boot_id
-    was_away = host.state is HostState.unreachable
-    if news.facts:
-        _surveyed(session, host, news.facts)
-    if was_away or host.state is HostState.new or rebooted:
-        kind = "host_back" if was_away else "host_rebooted" if rebooted else "host_ready"
-        session.add(Event(host_id=host.id, kind=kind))
-    host.state, host.reason, host.unreachable_since, host.boot_id = HostState.ready, None, None, news.boot_id
-    rows = session.exec(select(VM).where(VM.host_id == host.id, VM.state != VMState.gone)).all()
-    known = {vm.id for vm in session.exec(select(VM).where(VM.state != VMState.gone)).all()}
-    host.orphans = orphans(news.domains, installation, known)
-    running = {vm.id for vm in rows if vm.state is VMState.running}
-    off = {vm.id for vm in rows if vm.state is VMState.stopped}
-    odd = {vm.id for vm in rows} if rebooted or was_away else gone_by_hand(running, off, news.domains)
-    if odd:
-        # nobody could look at the guests of a host that was away: they have their time anew
-        anew = {"step_since": now()} if rebooted or was_away else {}
-        wake(session, VM, col(VM.id).in_(odd), **anew)
-    if was_away:
-        wake(session, ImageCopy, col(ImageCopy.host_id) == host.id, col(ImageCopy.state) == CopyState.wanted)
-    _visited(host, sync_every)
-
-
-def examined(host: Host, findings: Findings | None) -> None:
-    """Write what the doctor found, where he was there."""
-    if findings is not None:
-        host.doctor, host.doctor_at = [each.as_dict() for each in findings.checks], findings.at
-
-
-def twin(session: Session, host: Host, news: HostNews) -> str | None:
-    """The name of the host that this machine already is, asked at its first survey: its cards would count twice."""
-    if host.facts or not news.facts or not news.facts.machine:
-        return None
-    others = session.exec(select(Host).where(Host.id != host.id)).all()
-    return next((other.name for other in others if (other.facts or {}).get("machine") == news.facts.machine), None)
-
-
-def host_away(session: Session, host: Host, because: Reason, *, again: timedelta) -> None:
-    """Write that a host does not answer; its VMs keep state and slices. A host never surveyed stays new."""
-    if host.state is HostState.ready:
-        session.add(Event(host_id=host.id, kind="host_unreachable", reason=because.as_dict()))
-        host.state, host.unreachable_since = HostState.unreachable, now()
-        host.version += 1
-    host.reason = because.as_dict()
-    _visited(host, again)
-
-
-def survey_refused(session: Session, host: Host, because: Reason, *, again: timedelta) -> None:
-    """Write that a host answers and cannot be used as it is: its VMs go on, no new ones are placed there."""
-    host.reason, host.version = because.as_dict(), host.version + 1
-    _visited(host, again)
-
-
-def _visited(host: Host, again: timedelta) -> None:
-    """End a visit; who asked for the doctor while it lasted does not wait for the next one."""
-    let_go(host, now() if doctor_due(host.doctor_asked, host.doctor_at) else now() + again)
 
 
 def copy_again(session: Session, vm: VM) -> None:
@@ -209,23 +156,6 @@ def copy_at(session: Session, copy: ImageCopy, percent: int) -> None:
     image, host = session.get_one(Image, copy.image_id), session.get_one(Host, copy.host_id)
     why = reason(ReasonCode.uploading_image, image=image.name, host=host.name, percent=percent)
     change_all(session, VM, *_for_copy(image.id, host.id), reason=why.as_dict())
-
-
-def forget_host(session: Session, host: Host) -> None:
-    """Remove a host's rows; VMs keep their history without it, and those that lay on a lost one are gone with it."""
-    for vm in session.exec(select(VM).where(VM.host_id == host.id).order_by(VM.id)).all():
-        if vm.state is not VMState.gone:
-            because = reason(ReasonCode.host_given_up, host=host.name)
-            _capture_failed(session, vm, because)
-            session.execute(delete(Slice).where(col(Slice.vm_id) == vm.id))
-            _move(session, vm, VMState.gone, because)
-            vm.wanted, vm.gone_at, vm.holds, vm.has_disk, vm.address = Wanted.gone, now(), False, False, None
-            let_go(vm, None)
-        vm.host_id = None
-    session.flush()
-    session.execute(delete(ImageCopy).where(col(ImageCopy.host_id) == host.id))
-    session.execute(delete(Gpu).where(col(Gpu.host_id) == host.id))
-    session.delete(host)
 
 
 def apply_copy(session: Session, copy: ImageCopy, *, failed: Reason | None) -> None:
@@ -392,53 +322,3 @@ def _fail_waiting(session: Session, image: Image) -> None:
         _move(
             session, vm, VMState.failed, reason(ReasonCode.image_broken, image=image.name, detail="its capture failed")
         )
-
-
-def _at_its_place(known: dict[str, Gpu], facts: GpuFacts) -> Gpu | None:
-    """A card known by the slot and ids it is found at, while one of the two looks could not ask for its UUID."""
-    for key, gpu in known.items():
-        if facts.place and gpu.facts.get("place") == facts.place and not (facts.uuid and gpu.facts.get("uuid")):
-            return known.pop(key)
-    return None
-
-
-def _surveyed(session: Session, host: Host, facts: HostFacts) -> None:
-    host.facts, host.surveyed_at = facts_as(facts), now()
-    size = (facts.threads, facts.memory_mib, facts.disk_total_gib)
-    if size != (host.threads, host.memory_mib, host.disk_gib):
-        host.threads, host.memory_mib, host.disk_gib = size
-        host.version += 1
-    _cards(session, host, facts.gpus)
-
-
-def _cards(session: Session, host: Host, seen: Iterable[GpuFacts]) -> None:
-    there = select(Gpu).where(Gpu.host_id == host.id).order_by(Gpu.id).with_for_update(key_share=True)
-    known = {gpu.key: gpu for gpu in session.exec(there).all()}
-    for facts in seen:
-        gpu = known.pop(facts.key, None) or _at_its_place(known, facts)
-        if gpu is None:
-            # real cards are listed and left alone until an admin offers them
-            mode = facts.modes[0] if (facts.emulated or host.simulated) and facts.modes else None
-            gpu = Gpu(host_id=host.id, key=facts.key, model=facts.model, mode=mode, emulated=facts.emulated)
-        if gpu.state is GpuState.absent:
-            gpu.state, gpu.reason, gpu.version = GpuState.ready, None, gpu.version + 1
-        before = gpu.facts
-        gpu.key = facts.key if facts.uuid or not before.get("uuid") else gpu.key
-        gpu.name, gpu.address, gpu.model = facts.name, facts.address, facts.model
-        cuts = session.exec(select(Slice).where(Slice.gpu_id == gpu.id)).all()
-        kept = asdict(replace(facts, live=()))
-        gpu.facts = {k: v for k, v in kept.items() if k not in ("key", "name", "model", "address", "emulated", "live")}
-        gpu.facts["foreign"] = [asdict(each) for each in ledger.foreign(facts.live, cuts)]
-        if before.get("uuid") and not facts.uuid:
-            # bound to vfio-pci nobody can ask the card: what was heard before still holds
-            told = ("uuid", "serial", "module_id", "memory_mib")
-            gpu.facts |= {name: before[name] for name in told if before.get(name) is not None}
-        if gpu.mode in before.get("cuts", {}) and gpu.mode not in facts.cuts:
-            gpu.facts["cuts"][gpu.mode] = before["cuts"][gpu.mode]
-        session.add(gpu)
-    for gpu in known.values():
-        if gpu.state is not GpuState.absent:
-            gpu.state, gpu.version = GpuState.absent, gpu.version + 1
-            gpu.reason = reason(
-                ReasonCode.card_unhealthy, gpu=gpu.name, detail="the last survey did not see it"
-            ).as_dict()

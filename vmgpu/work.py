@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from vmgpu import outcomes
+from vmgpu import host_outcomes, outcomes
 from vmgpu.connections import OpenHosts
 from vmgpu.db import HOLD, Database, setting
 from vmgpu.errors import HostUnreachable, ReasonCode, VmgpuError, reason
@@ -68,4 +68,4 @@ class Ground:
             host = session.get(Host, host_id, with_for_update=HOLD)
             if host is not None and host.claim_token is None:
                 because = reason(ReasonCode.host_unreachable, host=host.name, detail=bad.message)
-                outcomes.host_away(session, host, because, again=timedelta(seconds=1))
+                host_outcomes.host_away(session, host, because, again=timedelta(seconds=1))

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlmodel import col, select
 
-from vmgpu import host_work, machines, outcomes, vm_work
+from vmgpu import host_outcomes, host_work, machines, outcomes, vm_work
 from vmgpu.connections import Lanes, OpenHosts
 from vmgpu.db import Change, Database, claim, drop_all_claims, keep_claims, next_due, wake
 from vmgpu.errors import ReasonCode, Unavailable, VmgpuError, reason
@@ -188,9 +188,9 @@ class Worker:
                 if isinstance(row, Host):
                     if row.doctor_asked and machines.doctor_due(row.doctor_asked, row.doctor_at):
                         silent = unseen(because.sentence(), because.cure())
-                        outcomes.examined(row, machines.Findings((silent,), row.doctor_asked))
+                        host_outcomes.examined(row, machines.Findings((silent,), row.doctor_asked))
                     # it answers nobody: its VMs wait for its return, and no new ones are sent there
-                    outcomes.host_away(session, row, because, again=timedelta(seconds=10))
+                    host_outcomes.host_away(session, row, because, again=timedelta(seconds=10))
                     return
                 if hasattr(row, "reason"):
                     row.reason = because.as_dict()

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 
 from vmgpu.db import Database, setting
 from vmgpu.errors import HostUnreachable
-from vmgpu.hypervisor import HostRef, Hypervisor
+from vmgpu.hypervisor import HostKeys, HostRef, Hypervisor
 from vmgpu.hypervisor.here import machine_id
 from vmgpu.models import Host
+from vmgpu.service import host_keys
 from vmgpu.settings import Settings
 from vmgpu.views import network_of
 
@@ -32,7 +33,8 @@ class OpenHosts:
             host = session.get(Host, host_id)
             if host is None:
                 raise HostUnreachable("This host was removed")
-            ref = host_ref(host, setting(session, "installation") or "", self._settings)
+            installation = setting(session, "installation") or ""
+            ref = host_ref(host, installation, self._settings, host_keys.private(session, host.uri))
             there = (host.facts or {}).get("here")
         if there and there != machine_id():
             raise HostUnreachable(
@@ -78,7 +80,7 @@ def open_host(ref: HostRef, *, on_change: OnChange) -> Hypervisor:
     return open_kvm(ref, on_change=on_change)
 
 
-def host_ref(host: Host, installation: str, settings: Settings) -> HostRef:
+def host_ref(host: Host, installation: str, settings: Settings, keys: HostKeys | None = None) -> HostRef:
     """A host row as the hypervisor room is told of it."""
     return HostRef(
         id=host.id,
@@ -92,6 +94,7 @@ def host_ref(host: Host, installation: str, settings: Settings) -> HostRef:
         device_ids=tuple(host.device_ids),
         mdev_parents=tuple(host.mdev_parents),
         host_key=host.host_key,
+        keys=keys,
     )
 
 

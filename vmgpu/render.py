@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
@@ -21,6 +22,11 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 def xml(template: str, **values: Any) -> str:
     """The XML document of `templates/<template>`; every value escaped, a missing one is an error."""
     return _xml().get_template(template).render(**values)
+
+
+def script(template: str, **values: Any) -> str:
+    """The shell script `templates/host/<template>`; nothing is escaped: the filter `sh` makes a value one word."""
+    return _sh().get_template(template).render(**values)
 
 
 def html(template: str, **values: Any) -> str:
@@ -101,6 +107,18 @@ def _html() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+@lru_cache(maxsize=1)
+def _sh() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(folder("templates") / "host"),
+        autoescape=False,  # noqa: S701 - a script is no HTML
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    made.filters["sh"] = shlex.quote
+    return made
 
 
 @lru_cache(maxsize=1)

@@ -80,13 +80,23 @@ def _uri(value: str) -> str:
     raise ValueError("a host is qemu:///system, qemu+ssh://USER@HOST/system or fake://8xA100-80GB")
 
 
+def _not_setup(value: str) -> str:
+    if value == "setup":
+        raise ValueError("no host is called setup: that address is the setup script's")
+    return value
+
+
 def _printable(value: str) -> str:
     if not value.isprintable():
         raise ValueError("control characters are not allowed")
     return value
 
 
-HostName = Annotated[str, AfterValidator(_matching(_HOSTNAME, "a host name has small letters, digits and hyphens"))]
+HostName = Annotated[
+    str,
+    AfterValidator(_matching(_HOSTNAME, "a host name has small letters, digits and hyphens")),
+    AfterValidator(_not_setup),
+]
 UserName = Annotated[
     str, AfterValidator(_matching(_USER, "a user name has small letters, digits and . _ @ + -, at most 64 of them"))
 ]
@@ -230,7 +240,9 @@ class HostRequest(Body):
     @model_validator(mode="after")
     def _key_where_remote(self) -> HostRequest:
         if self.uri.startswith("qemu+ssh") and not self.host_key:
-            raise ValueError("a remote host needs its SSH host key: --host-key FILE (ssh-keyscan HOST, checked by you)")
+            raise ValueError(
+                "a remote host needs its SSH host key: vmgpu host setup prints it, ssh-keyscan asks for it"
+            )
         if self.emulate and self.uri.startswith("fake:"):
             raise ValueError("a simulated host names its cards in the URI")
         for one in self.emulated():

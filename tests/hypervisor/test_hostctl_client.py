@@ -19,6 +19,7 @@ import pytest
 from vmgpu.errors import HostRefused, HostUnreachable
 from vmgpu.hypervisor import hostctl_client, hostctl_zip
 from vmgpu.hypervisor.hostctl_client import HostCtl, HostCtlRefused, LocalHostCtl, SshHostCtl
+from vmgpu.hypervisor.ssh_login import Login
 
 PF = "0000:41:00.0"
 FINE = b'{"ok":true,"result":{"a":1}}\n'
@@ -73,12 +74,25 @@ class Host(paramiko.ServerInterface):
         channel.close()
 
 
+class Kept(Login):
+    """A login that is there already, and is not made again."""
+
+    def __init__(self, transport: paramiko.Transport) -> None:
+        self.name, self._transport = "gpu1", transport
+
+    def transport(self) -> paramiko.Transport:
+        return self._transport
+
+    def close(self) -> None:
+        self._transport.close()
+
+
 Connect = Callable[[Host], SshHostCtl]
 
 
 @pytest.fixture
 def connect() -> Iterator[Connect]:
-    opened: list[paramiko.Transport | paramiko.SSHClient] = []
+    opened: list[paramiko.Transport] = []
     hosts: list[Host] = []
     key = paramiko.ECDSAKey.generate()
 
@@ -87,14 +101,12 @@ def connect() -> Iterator[Connect]:
         server = paramiko.Transport(theirs)
         server.add_server_key(key)
         server.start_server(event=threading.Event(), server=host)
-        client = paramiko.SSHClient()
         transport = paramiko.Transport(ours)
         transport.start_client(timeout=10)
         transport.auth_none("root")
-        client._transport = transport
-        opened.extend((client, server))
+        opened.extend((transport, server))
         hosts.append(host)
-        return SshHostCtl(client, name="gpu1")
+        return SshHostCtl(Kept(transport))
 
     yield open_to
     for host in hosts:
@@ -212,8 +224,8 @@ def test_sessions_refused_and_connections_lost(connect: Connect) -> None:
     with pytest.raises(HostRefused, match="no session"):
         connect(Host(always(Said()), sessions=False)).call("facts")
     ctl = connect(Host(always(Said())))
-    ctl._client.close()
-    with pytest.raises(HostUnreachable, match="has ended"):
+    ctl._login.close()
+    with pytest.raises(HostUnreachable, match="gpu1: SSH session not active"):
         ctl.call("facts")
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import io
-import os
-import shutil
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -18,6 +16,7 @@ import paramiko
 import pytest
 
 from tests.hypervisor.live import INSTALLATION, NAT, SpecMaker, wait_address
+from tests.hypervisor.sshd import Sshd, running
 from vmgpu import guest, sshkeys
 from vmgpu.errors import HostRefused, HostUnreachable
 from vmgpu.hypervisor import HostRef, ImageRef, Power
@@ -96,7 +95,7 @@ def test_a_guest_that_drops_packets_is_not_its_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Exception | None
 ) -> None:
     wire, tunnel = Wire(host=host), Tunnel(a_ref(tmp_path))
-    monkeypatch.setattr(tunnel, "_transport", lambda: wire)
+    monkeypatch.setattr(tunnel._login, "transport", lambda: wire)
     with pytest.raises(TimeoutError, match=r"10\.0\.0\.9"):
         tunnel.dial("10.0.0.9", 22)
     assert wire.active
@@ -110,60 +109,22 @@ def test_a_host_that_is_silent_itself_is_unreachable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wire: Wire
 ) -> None:
     tunnel = Tunnel(a_ref(tmp_path))
-    monkeypatch.setattr(tunnel, "_transport", lambda: wire)
+    monkeypatch.setattr(tunnel._login, "transport", lambda: wire)
     with pytest.raises(HostUnreachable):
         tunnel.dial("10.0.0.9", 22)
     assert not wire.active  # the next try logs in again
 
 
-@dataclass(frozen=True)
-class Sshd:
-    """A real SSH server on loopback."""
-
-    port: int
-    login: Path
-    host_key: str
-
-    @property
-    def uri(self) -> str:
-        return f"qemu+ssh://root@127.0.0.1:{self.port}/system?keyfile={self.login}"
-
-
 @pytest.fixture(scope="module")
 def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    program = shutil.which("sshd", path="/usr/sbin:/usr/bin")
-    if program is None or os.geteuid() != 0:
-        pytest.skip("needs sshd and root")
     folder = tmp_path_factory.mktemp("sshd")
-    for name in ("host", "login"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    options = {
-        "Port": str(port),
-        "ListenAddress": "127.0.0.1",
-        "HostKey": str(folder / "host"),
-        "AuthorizedKeysFile": str(folder / "login.pub"),
-        "StrictModes": "no",
-        "PidFile": "none",
-        "UsePAM": "no",
-        "PermitRootLogin": "prohibit-password",
-    }
-    (folder / "conf").write_text("".join(f"{name} {value}\n" for name, value in options.items()))
-    Path("/run/sshd").mkdir(exist_ok=True)
-    with subprocess.Popen([program, "-D", "-f", str(folder / "conf")], stderr=subprocess.DEVNULL) as server:
-        for _ in range(100):
-            with socket.socket() as knock:
-                if knock.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.05)
-        yield Sshd(port, folder / "login", " ".join((folder / "host.pub").read_text().split()[:2]))
-        server.terminate()
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "login")], check=True)
+    with running(folder, authorized=folder / "login.pub") as server:
+        yield server
 
 
 def test_a_channel_reaches_what_only_the_host_reaches(sshd: Sshd, tmp_path: Path) -> None:
-    tunnel = Tunnel(a_ref(tmp_path, sshd.uri, sshd.host_key))
+    tunnel = Tunnel(a_ref(tmp_path, f"{sshd.uri}?keyfile={sshd.folder / 'login'}", sshd.host_key))
     with socket.create_server(("127.0.0.1", 0)) as guest:
         port = guest.getsockname()[1]
         for _ in range(2):
@@ -180,7 +141,7 @@ def test_a_channel_reaches_what_only_the_host_reaches(sshd: Sshd, tmp_path: Path
 
 
 def test_another_host_key_is_refused_on_both_ways(sshd: Sshd, tmp_path: Path) -> None:
-    ref = a_ref(tmp_path, sshd.uri, KEY)
+    ref = a_ref(tmp_path, f"{sshd.uri}?keyfile={sshd.folder / 'login'}", KEY)
     with pytest.raises(HostRefused, match="another host key"):
         Tunnel(ref).dial("127.0.0.1", 1)
     host = KvmHost(ref, on_change=lambda _vm: None)
@@ -200,7 +161,7 @@ def test_a_vm_lives_on_a_remote_host(
     uri: str, sshd: Sshd, make_spec: SpecMaker, master: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same machine, reached as if it were another: nothing of its file system is used."""
-    ref = a_ref(tmp_path / "state", sshd.uri, sshd.host_key)
+    ref = a_ref(tmp_path / "state", f"{sshd.uri}?keyfile={sshd.folder / 'login'}", sshd.host_key)
     host = KvmHost(ref, on_change=lambda _vm: None)
     assert host.boot_id() == host.boot_id() != ""
     assert host.survey().network == "vmgpu"

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Path, Query
 from sqlmodel import col, select
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from vmgpu import requests
 from vmgpu.api.answers import PREFIX, Items, Wait, items, until
@@ -15,7 +15,7 @@ from vmgpu.api.faults import answers
 from vmgpu.errors import NotFound
 from vmgpu.models import Flavor, Host, HostState, now
 from vmgpu.requests import FlavorRequest, HostChange, HostRequest, UnitRequest
-from vmgpu.service import flavors, gpus, hosts, show
+from vmgpu.service import flavors, gpus, host_setup, hosts, show
 from vmgpu.service.shapes import CheckOut, DoctorOut, FlavorOut, GpuOut, HostOut, UnitOut
 
 router = APIRouter(prefix=PREFIX, responses=answers(401, 404, 422))
@@ -50,6 +50,18 @@ def add_host(asked: HostRequest, db: Db, me: Me, stopping: Stopping, wait: Wait 
 
     until(first_survey, wait, stopping)
     return _host(db, me, added.id)
+
+
+@router.get("/hosts/setup", response_class=PlainTextResponse, tags=["hosts"], **_ADMIN)
+def host_setup_script(
+    db: Db,
+    me: Me,
+    host: Annotated[
+        str, Query(max_length=300, description="A host's name, or USER@MACHINE", examples=["root@gpu1.example.org"])
+    ],
+) -> PlainTextResponse:
+    """The script that makes a machine a host, to be run as root there: packages, an account with two keys, hostctl."""
+    return PlainTextResponse(host_setup.script(db, me, host))
 
 
 @router.get("/hosts/{name}", response_model=HostOut, tags=["hosts"])

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 
 from vmgpu.cli import say, watch
 from vmgpu.cli.desk import Desk, Refused, verb
+
+# one word for the login shell, whichever that is; the script comes by standard input, so that sudo can ask for nothing
+_AS_ROOT = """sh -c 'if [ "$(id -u)" = 0 ]; then exec sh -s; else exec sudo -n sh -s; fi'"""
 
 
 @click.group()
@@ -22,9 +28,7 @@ def host() -> None:
 @click.option("--emulate", multiple=True, metavar="MODEL[,N]", help="Cards that stand in for real ones.")
 @click.option("--bridge", help="An existing bridge for the VMs; else a network of our own behind NAT.")
 @click.option("--overcommit", type=float, help="vCPUs per thread  [4].")
-@click.option(
-    "--host-key", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The remote host's SSH key."
-)
+@click.option("--host-key", metavar="KEY|FILE", help="The remote host's SSH key, or a file with it.")
 @click.option("--wait", default=120.0, show_default=True, help="Seconds to wait for the first survey.")
 def add(
     desk: Desk,
@@ -33,7 +37,7 @@ def add(
     emulate: tuple[str, ...],
     bridge: str | None,
     overcommit: float | None,
-    host_key: Path | None,
+    host_key: str | None,
     wait: float,
 ) -> None:
     """Take a host in and wait for its first survey.
@@ -46,11 +50,27 @@ def add(
         "emulate": list(emulate),
         "bridge": bridge,
         "overcommit": overcommit,
-        "host_key": _key_in(host_key) if host_key else None,
+        "host_key": _key(host_key) if host_key else None,
     }
     made = desk.post("hosts", body={k: v for k, v in body.items() if v is not None}, wait=wait)
     desk.done(made, lambda: _show(made))
     _must_be_surveyed(made)
+
+
+@verb(host, "setup")
+@click.argument("machine", metavar="NAME|SSH_TARGET")
+@click.option("--run", "at_once", is_flag=True, help="Run it there now, by your own SSH as root or with sudo.")
+def setup(desk: Desk, machine: str, at_once: bool) -> None:
+    """Print the script that makes a machine a host, or brings one up to date; to be run as root there."""
+    script = desk.get("hosts", "setup", host=machine)
+    if not at_once:
+        desk.done({"script": script}, lambda: click.echo(script, nl=False))
+        return
+    target = _own_way(desk, machine)
+    said = _run_there(target, script, keep=desk.as_json)
+    lines = said.splitlines()
+    key = next((line for line in lines if line.startswith("ssh-")), None)
+    desk.done({"target": target, "host_key": key, "output": lines}, lambda: None)
 
 
 @verb(host, "list")
@@ -124,6 +144,33 @@ def survey(desk: Desk, name: str, wait: float) -> None:
     _must_be_surveyed(found)
 
 
+def _own_way(desk: Desk, machine: str) -> str:
+    """What the caller tells ssh: of a known host the address, without our account, which gives nobody a shell."""
+    known = next((each for each in desk.items("hosts") if machine in (each["name"], each["id"])), None)
+    if known is None:
+        return machine
+    return "ssh://" + urlsplit(str(known["uri"])).netloc.removeprefix("vmgpu@")
+
+
+def _run_there(target: str, script: str, *, keep: bool) -> str:
+    """The script's standard output where it is kept; else it is shown as it comes, like its messages."""
+    sys.stdout.flush()
+    try:
+        done = subprocess.run(
+            ["ssh", "-T", "--", target, _AS_ROOT],
+            input=script.encode(),
+            stdout=subprocess.PIPE if keep else None,
+            check=False,
+        )
+    except FileNotFoundError:
+        hint = "Install it: apt install openssh-client."
+        raise Refused({"code": "setup", "message": "There is no ssh program here", "hint": hint}) from None
+    if done.returncode:
+        hint = "It needs a login as root, or sudo without a password; else print it, and run it there by hand."
+        raise Refused({"code": "setup", "message": f"The setup of {target} did not end well", "hint": hint})
+    return (done.stdout or b"").decode("utf-8", "replace")
+
+
 def _must_be_surveyed(found: dict[str, Any]) -> None:
     if found["state"] == "ready" and not found["reason"]:
         return
@@ -167,6 +214,16 @@ def _show(found: dict[str, Any]) -> None:
         held = ", ".join(f"{cut['profile']} at {cut['start']}: {cut['vm'] or '-'}" for cut in card["slices"])
         kind = "emulated" if card["emulated"] else card["mode"] or "left alone"
         click.echo(f"card  {say.cell(card['name'])}  {card['model']}  {kind}  {card['state']}  {held or 'free'}")
+
+
+def _key(given: str) -> str:
+    """The key itself, or what a file says."""
+    if given.startswith(("ssh-", "ecdsa-")) and " " in given:
+        return given
+    path = Path(given)
+    if not path.is_file():
+        raise click.UsageError(f"--host-key: {given!r} is neither a key nor a file")
+    return _key_in(path)
 
 
 def _key_in(path: Path) -> str:

@@ -140,13 +140,21 @@ class VMSpec:
     window_mib: int = 0  # 64-bit MMIO window that the passed-through cards' BARs need; 0 = the firmware's own choice
 
 
+@dataclass(frozen=True, repr=False)
+class HostKeys:
+    """The installation's private keys on hosts: one for libvirt and channels to guests, one for hostctl."""
+
+    libvirt: str
+    hostctl: str
+
+
 @dataclass(frozen=True)
 class HostRef:
     """A host as it is opened. `uri`: qemu:///system, qemu+ssh://…, fake://…; `emulate`: models of its emulated cards.
 
     `device_ids`: PCI ids that are cards here beside those of the makers we know; `mdev_parents`: names of parents of
     mediated devices that are given out though they are no PCI device. `host_key` is the pinned SSH key line of a
-    remote host; `state_dir` is where a simulated host keeps its state.
+    remote host, `keys` are for one that was set up for us; `state_dir` is where a simulated host keeps its state.
     """
 
     id: str
@@ -160,6 +168,7 @@ class HostRef:
     device_ids: tuple[str, ...] = ()
     mdev_parents: tuple[str, ...] = ()
     host_key: str | None = None
+    keys: HostKeys | None = None
 
 
 class Power(StrEnum):

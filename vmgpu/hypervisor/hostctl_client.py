@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import paramiko
 
 from vmgpu.errors import HostRefused, HostUnreachable
+from vmgpu.hypervisor.ssh_login import Login, still_there
 
 LIMIT = 8 * 2**20  # a host with hundreds of functions says less than one of these
 # Beyond what each verb allows itself: then the host is silent, not slow.
@@ -24,7 +25,7 @@ SECONDS = {"facts": 30.0, "vfs": 130.0}
 _SECONDS = 70.0
 _CONNECT_SECONDS = 10.0
 _SHOWN = 300
-_INSTALL = "Install hostctl on the host again."
+_INSTALL = "Install hostctl on the host again: vmgpu host setup."
 # The package beside this module, started without the service: nothing of vmgpu is imported.
 _START = "import sys; sys.path.append(sys.argv.pop(1)); from hostctl.__main__ import main; sys.exit(main())"
 
@@ -88,9 +89,9 @@ class LocalHostCtl:
 class SshHostCtl:
     """hostctl on another machine: the account's forced command, with the verb as what we ask to run."""
 
-    def __init__(self, client: paramiko.SSHClient, *, name: str) -> None:
-        self._client = client
-        self._name = name
+    def __init__(self, login: Login) -> None:
+        self._login = login
+        self._name = login.name
 
     def call(
         self, verb: str, arguments: Mapping[str, Any] | None = None, timeout: float | None = None
@@ -98,9 +99,7 @@ class SshHostCtl:
         """Run it once, on a channel of its own."""
         heard = _Heard(self._name, verb)
         ends = time.monotonic() + _allowed(verb, timeout)
-        transport = self._client.get_transport()
-        if transport is None or not transport.is_active():
-            raise HostUnreachable(f"{self._name}: the SSH login has ended")
+        transport = self._login.transport()
         channel = None
         try:
             channel = transport.open_session(timeout=_CONNECT_SECONDS)
@@ -114,7 +113,11 @@ class SshHostCtl:
                 f"{self._name}: SSH gives no session for hostctl: {error.text}",
                 hint="Is hostctl the forced command of this key?",
             ) from error
+        except HostUnreachable:
+            still_there(transport)  # where only the verb hangs, others go on through this login
+            raise
         except (OSError, EOFError, paramiko.SSHException) as error:
+            still_there(transport)
             raise HostUnreachable(f"{self._name}: {error or 'the SSH connection was lost'}") from error
         finally:
             if channel is not None:
@@ -185,7 +188,8 @@ class _Heard:
             )
         return HostCtlRefused(
             f"{self._name}: hostctl {self._verb} ended without an answer: {_shown(self._noise) or 'it said nothing'}",
-            hint="Is it installed at /usr/local/lib/vmgpu/hostctl.pyz, and may this account run it by sudo -n?",
+            hint="Is it installed at /usr/local/lib/vmgpu/hostctl.pyz, and may this account run it by sudo -n?"
+            " vmgpu host setup makes both so.",
         )
 
 

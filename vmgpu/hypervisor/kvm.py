@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,9 @@ from vmgpu.hypervisor import (
 from vmgpu.hypervisor.carvers import carver_for
 from vmgpu.hypervisor.connection import Link, maybe
 from vmgpu.hypervisor.doctor import Check
-from vmgpu.hypervisor.hostctl_client import HostCtl, LocalHostCtl
+from vmgpu.hypervisor.hostctl_client import HostCtl, LocalHostCtl, SshHostCtl
 from vmgpu.hypervisor.seed_iso import seed_iso
+from vmgpu.hypervisor.ssh_login import Login, our_keys
 from vmgpu.hypervisor.survey import is_local, survey
 from vmgpu.hypervisor.volumes import FOLDER, Pool
 
@@ -61,7 +63,11 @@ class KvmHost:
         """`root` is where this machine's own files lie, for a host that is this machine."""
         self._ref, self._on_change, self._root = ref, on_change, root
         self._local = is_local(ref.uri)
-        self._ctl: HostCtl | None = LocalHostCtl(root, name=ref.name) if self._local else None
+        keys = our_keys(ref)
+        self._login = Login(ref, keys.hostctl) if keys else None  # beside the tunnel's: each key has its own command
+        self._ctl: HostCtl | None = SshHostCtl(self._login) if self._login else None
+        if self._local:
+            self._ctl = LocalHostCtl(root, name=ref.name)
         self._link = Link(remote.libvirt_uri(ref), self._changed)
         self._tunnel = None if self._local else remote.Tunnel(ref)
         self._marks: dict[str, domain.Mark] = {}
@@ -73,7 +79,9 @@ class KvmHost:
         with self._link.use() as connection:
             network = networks.ready(connection, self._ref.network, local=self._local)
             pool = self._pool(connection).facts()
-            return survey(connection, self._ref, pool=pool, network=network, ctl=self._ctl, root=self._root)
+            facts = survey(connection, self._ref, pool=pool, network=network, ctl=self._ctl, root=self._root)
+        shut = self._shut_off(network.range)
+        return replace(facts, warnings=(*facts.warnings, shut)) if shut else facts
 
     def checkup(self) -> tuple[Check, ...]:
         try:
@@ -225,14 +233,26 @@ class KvmHost:
             return pool.console(vm_id, limit)
 
     def dial(self, address: str, port: int) -> object | None:
-        return self._tunnel.dial(address, port) if self._tunnel else None
+        if self._tunnel is None or (self._login and self._ref.network.kind is Network.bridge):
+            return (
+                None  # our key on a host opens its own network's guests alone, and a bridge's have an address for all
+            )
+        return self._tunnel.dial(address, port)
 
     def close(self) -> None:
         self._link.close()
-        if self._tunnel is not None:
-            self._tunnel.close()
+        for login in (self._tunnel, self._login):
+            if login is not None:
+                login.close()
 
     # helpers
+
+    def _shut_off(self, network: str) -> str:
+        """What is wrong where our key may not reach the host's guests; empty where it may."""
+        if not network or self._tunnel is None or self._login is None or self._tunnel.permits(network):
+            return ""
+        cure = f"run vmgpu host setup {self._ref.name} again"
+        return f"The host's SSH server lets us to no guest of its network {network}: {cure}"
 
     @contextmanager
     def _pooled(self) -> Iterator[Pool]:

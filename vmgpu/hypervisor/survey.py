@@ -14,8 +14,10 @@ from defusedxml.common import DefusedXmlException
 from defusedxml.ElementTree import fromstring
 
 from vmgpu.errors import HostRefused
-from vmgpu.hypervisor import HostFacts, HostRef, NumaNode, accel, boot, here, inventory, pci
+from vmgpu.hypervisor import HostFacts, HostRef, NumaNode, accel, boot, here, hostctl_zip, inventory, pci
 from vmgpu.hypervisor.carvers import emulated
+from vmgpu.hypervisor.hostctl.facts import PROTOCOL
+from vmgpu.hypervisor.ssh_login import NotLetIn
 
 if TYPE_CHECKING:
     from vmgpu.hypervisor.hostctl_client import HostCtl
@@ -37,12 +39,15 @@ def survey(
     arch, memory_mib, threads = connection.getInfo()[:3]
     capabilities = fromstring(connection.getCapabilities())
     boot_id = boot.boot_id(connection, root if local else None)
-    told, warnings = _told(ctl)
+    told, warnings = _told(ctl, ref.name, expected="" if local else hostctl_zip.VERSION)
     seen = _seen(connection)
     functions = inventory.joined(seen.functions, inventory.functions_of(told) if told else {})
     chosen = accel.choose(ref.accel, connection, pool=pool.name, boot_id=boot_id, state_dir=ref.state_dir, local=local)
     if told is None and any(each.is_card(ref.device_ids) for each in functions.values()):
-        warnings += ("Seen through libvirt alone: BARs, console use and open files of this host's cards are unknown",)
+        warnings += (
+            "Seen through libvirt alone: BARs, console use and open files of this host's cards are unknown; "
+            f"vmgpu host setup {ref.name} says how hostctl comes there",
+        )
     return HostFacts(
         hostname=connection.getHostname(),
         # boards have been sold with one UUID for all of them: the name is part of it
@@ -83,15 +88,22 @@ class _Seen:
     warnings: tuple[str, ...]
 
 
-def _told(ctl: HostCtl | None) -> tuple[Mapping[str, Any] | None, tuple[str, ...]]:
-    """hostctl's facts; where it refuses, the survey goes on with what libvirt knows."""
+def _told(ctl: HostCtl | None, name: str, *, expected: str) -> tuple[Mapping[str, Any] | None, tuple[str, ...]]:
+    """hostctl's facts; where it refuses, the survey goes on with what libvirt knows. `expected`: the build we want."""
     if ctl is None:
         return None, ()
+    cure = f": vmgpu host setup {name} --run" if expected else ""
     try:
+        there = ctl.call("version") if expected else {}
+        if expected and there.get("hostctl") != PROTOCOL:
+            return None, (f"hostctl on the host speaks version {there.get('hostctl')}, not {PROTOCOL}{cure}",)
         told = ctl.call("facts")
-    except HostRefused as bad:
-        return None, (f"hostctl: {bad.message}",)
-    return told, tuple(str(each) for each in told.get("errors") or ())
+    except (HostRefused, NotLetIn) as bad:
+        return None, (f"hostctl: {bad.message}{cure}",)
+    errors = tuple(str(each) for each in told.get("errors") or ())
+    if there.get("build", "") == expected:
+        return told, errors
+    return told, (f"hostctl on the host is build {there.get('build')}, ours is {expected}{cure}", *errors)
 
 
 def _seen(connection: Any) -> _Seen:

@@ -14,6 +14,7 @@ from vmgpu.db import Database, alone, note_setting, setting
 from vmgpu.errors import Conflict, Forbidden, Invalid, NotFound, Unauthenticated
 from vmgpu.models import VM, Console, Image, Key, Token, TokenKind, User, VMMember, VMState, new_id, now
 from vmgpu.requests import KeyRequest, TokenRequest, UserRequest
+from vmgpu.service import host_keys
 from vmgpu.service.access import Actor, find_user, must_be_admin
 from vmgpu.settings import Settings
 
@@ -24,7 +25,7 @@ TOKEN_FILE = "admin-token"  # noqa: S105 - a file's name
 
 
 def settle_in(db: Database, settings: Settings) -> None:
-    """At the first start: this installation's id, its SSH key in guests, the first admin and the admin's token."""
+    """At the first start: this installation's id, its SSH keys, the first admin and the admin's token."""
     with db.write() as session:
         alone(session)  # several processes may start at once
         if setting(session, "installation") is None:
@@ -32,6 +33,7 @@ def settle_in(db: Database, settings: Settings) -> None:
             ours = sshkeys.make_pair("vmgpu")
             note_setting(session, "ssh_private", ours.private)
             note_setting(session, "ssh_public", ours.public)
+        host_keys.make(session)
         if session.exec(select(func.count()).select_from(User)).one():
             return
         admin = User(name=FIRST_ADMIN, admin=True)

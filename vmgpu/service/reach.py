@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from sqlmodel import Session, col, select
 
 from vmgpu.errors import Conflict
+from vmgpu.hypervisor.host_setup import ACCOUNT
 from vmgpu.models import Host, User, VMMember
 from vmgpu.service.access import Actor, find_vm
 from vmgpu.service.shapes import ReachOut
@@ -67,4 +68,6 @@ def _alias(host: Host) -> str:
 def _jump(host: Host) -> str | None:
     """The remote host itself, where its guests sit behind its NAT."""
     parts = urlsplit(host.uri)
-    return parts.netloc if parts.scheme == "qemu+ssh" and not host.bridge else None
+    if parts.scheme != "qemu+ssh" or host.bridge:
+        return None
+    return parts.netloc.removeprefix(f"{ACCOUNT}@")  # that account is the service's own: admins come as themselves

@@ -139,7 +139,7 @@ class Claimed(SQLModel):
 
 
 class Setting(SQLModel, table=True):
-    """What this installation knows of itself: its id, its SSH key in guests, counters."""
+    """What this installation knows of itself: its id, its SSH keys in guests and on hosts, counters."""
 
     name: str = Field(primary_key=True)
     value: str = Field(sa_type=Text)

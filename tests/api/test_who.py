@@ -91,6 +91,7 @@ def test_what_is_an_admins(house: House, trio: tuple[Caller, Caller, Caller]) ->
         ("PATCH", "/hosts/h1", {"draining": True}),
         ("DELETE", "/hosts/h1", None),
         ("POST", "/hosts/h1/survey", None),
+        ("GET", "/hosts/setup?host=root@gpu1", None),
         ("POST", f"/gpus/{gpu}/clear", None),
         ("POST", f"/gpus/{gpu}/offer", {"offered": True}),
         ("PUT", "/gpu-units/A100-40GB", {"share": "0.5"}),

@@ -16,7 +16,7 @@ import pytest
 from tests.hypervisor.live import INSTALLATION, NAT
 from vmgpu import sshkeys
 from vmgpu.errors import Invalid
-from vmgpu.hypervisor import HostRef, host_setup, hostctl_zip
+from vmgpu.hypervisor import HostKeys, HostRef, host_setup, hostctl_zip
 from vmgpu.hypervisor.remote import libvirt_uri
 
 RANGE = IPv4Network("192.168.128.0/22")
@@ -156,8 +156,6 @@ def test_sudo_takes_the_rule(tmp_path: Path) -> None:
 
 
 def test_our_own_key_opens_a_host_that_was_set_up(tmp_path: Path) -> None:
-    from vmgpu.hypervisor import HostKeys
-
     private = HostKeys("ours\n", "other\n")
     assert "ours" not in repr(private)
     key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBp7U1w0bXh0bXh0bXh0bXh0bXh0bXh0bXh0bXh0bXh0"

@@ -6,12 +6,17 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import libvirt
 import pytest
 
+from vmgpu.errors import HostUnreachable
 from vmgpu.hypervisor import GpuFacts, HostFacts, HostRef, Network, NetworkRef, NumaNode
-from vmgpu.hypervisor.hostctl_client import LocalHostCtl
+from vmgpu.hypervisor.hostctl.facts import PROTOCOL
+from vmgpu.hypervisor.hostctl_client import HostCtlRefused, LocalHostCtl
+from vmgpu.hypervisor.hostctl_zip import VERSION
+from vmgpu.hypervisor.ssh_login import NotLetIn
 from vmgpu.hypervisor.survey import is_local, survey
 
 from .host_tree import ACTUAL_BOOT, Connection, Tree, node
@@ -34,7 +39,23 @@ class Net:
     range: str = "192.168.140.0/24"
 
 
-def look(connection: Connection, root: Path, *, uri: str = LOCAL, **settings: tuple[str, ...]) -> HostFacts:
+@dataclass
+class Ctl:
+    """A remote host's hostctl: what it says of itself, or how it fails."""
+
+    said: dict[str, Any] | Exception
+
+    def call(
+        self, verb: str, arguments: Mapping[str, Any] | None = None, timeout: float | None = None
+    ) -> dict[str, Any]:
+        if isinstance(self.said, Exception):
+            raise self.said
+        return dict(self.said) if verb == "version" else {"pci": [], "host": {"cpu": {"model": "told by hostctl"}}}
+
+
+def look(
+    connection: Connection, root: Path, *, uri: str = LOCAL, there: Ctl | None = None, **settings: tuple[str, ...]
+) -> HostFacts:
     ref = HostRef(
         id="h1",
         name="local",
@@ -45,7 +66,7 @@ def look(connection: Connection, root: Path, *, uri: str = LOCAL, **settings: tu
         state_dir=root,
         **settings,
     )
-    ctl = LocalHostCtl(root) if is_local(uri) else None
+    ctl = LocalHostCtl(root) if is_local(uri) else there
     return survey(connection, ref, pool=Pool(), network=Net(), ctl=ctl, root=root)  # type: ignore[arg-type]
 
 
@@ -302,3 +323,39 @@ def test_this_machine_is_surveyed_by_its_own_libvirt() -> None:
     assert facts.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert sum(node.memory_mib for node in facts.numa) == pytest.approx(facts.memory_mib, abs=64)
     assert facts.gpus[0].emulated and all(each.address for each in facts.gpus[1:])
+
+
+OURS = {"hostctl": PROTOCOL, "build": VERSION}
+
+
+@pytest.mark.parametrize(
+    ("said", "used", "words"),
+    [
+        (OURS, True, None),
+        (OURS | {"build": "0ld0ld0ld0ld"}, True, f"build 0ld0ld0ld0ld, ours is {VERSION}"),
+        (OURS | {"hostctl": "0"}, False, f"speaks version 0, not {PROTOCOL}"),
+        ({}, False, "speaks version None"),
+        (HostCtlRefused("gpu1: hostctl version ended without an answer"), False, "without an answer"),
+        (NotLetIn("gpu1 does not let vmgpu in"), False, "does not let vmgpu in"),
+    ],
+)
+def test_another_hostctl_or_none_is_said_with_the_cure(
+    tmp_path: Path, said: dict[str, Any] | Exception, used: bool, words: str | None
+) -> None:
+    facts = look(_Remote(), tmp_path, uri=REMOTE, there=Ctl(said))
+    assert (facts.cpu_model == "told by hostctl") is used
+    if words is None:
+        assert facts.warnings == ()
+    else:
+        assert len(facts.warnings) == 1 and words in facts.warnings[0]
+        assert facts.warnings[0].endswith(": vmgpu host setup local --run")
+
+
+def test_a_silent_host_is_not_a_host_without_hostctl(tmp_path: Path) -> None:
+    with pytest.raises(HostUnreachable):
+        look(_Remote(), tmp_path, uri=REMOTE, there=Ctl(HostUnreachable("gpu1: timed out")))
+
+
+def test_a_remote_host_without_hostctl_is_told_how_to_get_it(tmp_path: Path) -> None:
+    facts = look(_Remote(node("0000:65:00.0", A100)), tmp_path, uri=REMOTE)
+    assert any("through libvirt alone" in each and "vmgpu host setup local" in each for each in facts.warnings)

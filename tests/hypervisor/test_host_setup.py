@@ -306,6 +306,35 @@ def test_a_host_with_no_known_package_tool_is_told_what_it_lacks(machine: Machin
     assert "lacks: virt-ssh-helper mdevctl" in ran.stderr.replace(" visudo", "")
 
 
+def test_a_machine_with_dnf_gets_what_it_lacks(machine: Machine) -> None:
+    stub(machine.folder, "bin/rpm", '[ "$3" != edk2-ovmf ]')
+    stub(machine.folder, "bin/dnf", f'echo "dnf $*" >>{machine.folder}/log')
+    ran = machine.run(a_script().replace("command -v apt-get", "false"))
+    assert ran.returncode == 0, ran.stderr
+    assert machine.done[0] == "dnf -qy install edk2-ovmf"
+
+
+@pytest.mark.parametrize(
+    ("units", "started"),
+    [
+        ("libvirtd.service virtqemud.socket", ["start libvirtd.service"]),
+        (
+            "virtqemud.socket virtnetworkd.socket",
+            ["enable --now --quiet virtqemud.socket", "enable --now --quiet virtnetworkd.socket"],
+        ),
+    ],
+)
+def test_libvirt_is_started_whole_or_in_parts(machine: Machine, units: str, started: list[str]) -> None:
+    """Debian's one daemon and Fedora's many: whichever the machine has."""
+    there = f"case ' {units} ' in *\" $unit \"*) exit 0 ;; esac; exit 1"
+    notes = f'echo "$*" >>{machine.folder}/started'
+    asks = f"for unit; do :; done; case $1 in is-enabled | cat) {there} ;; *) {notes} ;; esac"
+    stub(machine.folder, "bin/systemctl", asks)
+    ran = machine.run(a_script().replace("/run/systemd/system", str(machine.folder)))
+    assert ran.returncode == 0, ran.stderr
+    assert (machine.folder / "started").read_text().splitlines() == started
+
+
 def test_half_a_script_does_nothing(machine: Machine) -> None:
     script = a_script()
     for part in (0.3, 0.9, 0.999):

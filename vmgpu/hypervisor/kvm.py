@@ -233,11 +233,9 @@ class KvmHost:
             return pool.console(vm_id, limit)
 
     def dial(self, address: str, port: int) -> object | None:
-        if self._tunnel is None or (self._login and self._ref.network.kind is Network.bridge):
-            return (
-                None  # our key on a host opens its own network's guests alone, and a bridge's have an address for all
-            )
-        return self._tunnel.dial(address, port)
+        # our key opens guests of the host's own network alone; those on a bridge have an address for everybody
+        direct = self._login is not None and self._ref.network.kind is Network.bridge
+        return None if self._tunnel is None or direct else self._tunnel.dial(address, port)
 
     def close(self) -> None:
         self._link.close()

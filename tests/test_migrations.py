@@ -55,3 +55,9 @@ class TestTheSchema:
         assert "newer" in refused.value.hint
         with db.engine.connect() as conn:
             assert conn.execute(text("SELECT version_num FROM alembic_version")).scalar() == "9999"
+
+
+def test_a_file_that_is_no_database_is_said_to_be_none(tmp_path: Path) -> None:
+    (tmp_path / "x.sqlite").write_bytes(b"\x00\xff" * 4096)
+    with pytest.raises(SetupError, match="no database of ours"):
+        migrate(Database(f"sqlite:///{tmp_path / 'x.sqlite'}"))

@@ -669,6 +669,21 @@ class TestWhatASecondPairOfEyesFound:
             assert session.exec(select(Host)).all() == []
         house.hands.pop("h1").close()
 
+    def test_why_a_vm_failed_outlives_its_hosts_silence(self, house: House) -> None:
+        hand = house.host(mood="cardless")
+        house.request()
+        why = reason_of(house.reaches(S.failed))
+        hand.set_mood("unreachable")
+        house.until(lambda: house.row(Host, "h1").state is HostState.unreachable)
+        with house.db.write() as session:
+            wake(session, VM, col(VM.name) == "s1")  # as a restart of the service does
+        house.until(lambda: house.vm().claim_token is None and house.vm().due_at != now())
+        time.sleep(0.5)
+        hand.set_mood("cheerful")
+        house.until(lambda: house.row(Host, "h1").state is HostState.ready)
+        time.sleep(0.5)
+        assert reason_of(house.vm()) == why
+
     def test_half_a_character_makes_no_row_unreadable(self, house: House) -> None:
         """Root in a guest writes what it likes where cloud-init keeps its result."""
         with house.db.write() as session:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pydantic_core import from_json
 from sqlalchemy import ColumnElement, Engine, Select, create_engine, event, func, inspect, or_, select, text, update
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError
+from sqlalchemy.exc import DatabaseError, IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlmodel import Session
 
@@ -130,6 +130,9 @@ def migrate(database: Database) -> None:
                 version = conn.execute(text("SELECT version_num FROM alembic_version")).scalar()
     except (OperationalError, InterfaceError) as bad:
         raise _away(bad) from bad
+    except DatabaseError as bad:
+        hint = "Put a backup in its place, or another file: VMGPU_DATA_DIR, VMGPU_DATABASE_URL."
+        raise SetupError(f"This is no database of ours: {bad.orig}", hint=hint) from None
     if version == HEAD:
         return
     # alembic is slow to import, and most starts have nothing to do

@@ -39,6 +39,11 @@ from vmgpu.views import VMView
 _WISHES = ("wanted", "stop_mode")  # columns that people write too: theirs stands if it came while the step was at work
 
 
+# what a settled VM last said of itself outlives a host's silence, which the host itself shows
+_SETTLED = (VMState.failed, VMState.lost, VMState.stopped)
+_PASSING = (ReasonCode.host_unreachable, ReasonCode.host_error)
+
+
 class TakenOver(Exception):
     """The claim is no longer ours: throw the result away."""
 
@@ -89,7 +94,8 @@ def apply_vm(session: Session, vm: VM, view: VMView, outcome: Outcome) -> bool:
             _change(vm, view, outcome.changes)
             if outcome.slices_back:
                 _slices_back(session, vm, view)
-            vm.reason = outcome.because.as_dict() if outcome.because else _kept_reason(vm)
+            if not (outcome.because and vm.state in _SETTLED and outcome.because.code in _PASSING):
+                vm.reason = outcome.because.as_dict() if outcome.because else _kept_reason(vm)
             let_go(vm, _due(vm, view, outcome.seconds))
             return False
         case Fail() if vm.state is VMState.capturing:

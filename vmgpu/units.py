@@ -29,7 +29,10 @@ def parse_duration(text: str) -> timedelta:
         return timedelta(seconds=int(text))
     if not _DURATION.fullmatch(text):
         raise Invalid(f"{text!r} is not a time span", hint="Write it like 90s, 30m, 8h or 7d.")
-    return timedelta(seconds=sum(int(n) * _SECONDS[u] for n, u in _PART.findall(text)))
+    try:
+        return timedelta(seconds=sum(int(n) * _SECONDS[u] for n, u in _PART.findall(text)))
+    except OverflowError:
+        raise Invalid(f"{text} is longer than we can count", hint="Write it like 90s, 30m, 8h or 7d.") from None
 
 
 def say_mib(mib: int) -> str:

@@ -58,7 +58,7 @@ class Worker:
         self._settings.images_dir.mkdir(parents=True, exist_ok=True)
         if self._db.embedded:
             drop_all_claims(self._db)
-            images.sweep(self._db, self._settings)
+        images.sweep(self._db, self._settings)
         self._ground.learn()
         with self._db.write() as session:
             # what the hosts did while nobody looked: see them before the VMs on them take a step

@@ -299,3 +299,13 @@ def _has_example(api: dict[str, object], schema: dict[str, object]) -> bool:
     names = [part.split('"')[0] for part in text.split("#/components/schemas/")[1:]]
     schemas = api["components"]["schemas"]  # type: ignore[index]
     return any("examples" in schemas[name] for name in names)
+
+
+def test_a_lease_longer_than_time_is_refused(house: House) -> None:
+    factories.make_host(house.db)
+    factories.make_image(house.db)
+    factories.make_flavor(house.db)
+    asked = {"name": "s1", "flavor": "small", "image": "base", "lease": "999999999w"}
+    refused = house.admin.post("/vms", asked)
+    assert refused.status_code == 422 and "longer than we can count" in refused.text
+    assert house.admin.get(f"/events?after={2**31}").status_code == 422

@@ -74,7 +74,9 @@ def render(request: Request, status: int, error: Mapping[str, Any]) -> Response:
     wants_page = "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/api/")
     headers = {"WWW-Authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else None
     if page and wants_page:
-        return page(request, status, error)
+        # the addresses of the API are of no use to who reads a page
+        plain = {"hint": "Go to the start page."} if error["hint"] == _CODES[404][1] else {}
+        return page(request, status, {**error, **plain})
     return JSONResponse({"error": dict(error)}, status, headers)
 
 

@@ -38,7 +38,7 @@ def events(
     me: Me,
     vm: Annotated[str | None, Query(max_length=200)] = None,
     host: Annotated[str | None, Query(max_length=200)] = None,
-    after: Annotated[int | None, Query(ge=0, lt=2**63, description="Only events behind this number")] = None,
+    after: Annotated[int | None, Query(ge=0, lt=2**31, description="Only events behind this number")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:
     """What happened to what you see, in order: the next events after a number, else the last ones."""

@@ -140,5 +140,9 @@ def _several(db: Db, rows: list[VM], *, status: int) -> Response:
 
 def _called(db: Db, me: Actor, name: str) -> Response:
     # anna's VM may be called `events`: /vms/anna/events is then that VM, where no VM is called anna
-    found = show_vm(name, db, me)
+    try:
+        found = show_vm(name, db, me)
+    except NotFound:
+        meant = name.rpartition("/")[0]
+        raise NotFound(f"There is no VM {meant!r}", hint="List them: vmgpu vm list.") from None
     return Response(found.model_dump_json(), media_type="application/json")

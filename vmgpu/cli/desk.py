@@ -36,7 +36,8 @@ class Desk:
     def __init__(self, given: dict[str, str | None], *, as_json: bool) -> None:
         self.as_json = as_json
         self.url = given["url"] or f"http://{_here(given['bind'] or '')}"
-        self._token = given["token"] or _token_in(Path(given["data_dir"] or "").expanduser())
+        self._folder = Path(given["data_dir"] or "").expanduser()
+        self._token = given["token"] or _token_in(self._folder)
         self._client: httpx.Client | None = None
 
     def get(self, *path: str, **query: Any) -> Any:
@@ -96,8 +97,9 @@ class Desk:
 
     def sure(self, question: str, *, yes: bool) -> None:
         """Ask a person at a terminal before something cannot be undone; scripts are never asked."""
-        if not yes and not self.as_json and sys.stdin.isatty() and sys.stdout.isatty():
-            click.confirm(question, abort=True, err=True)
+        asks = not yes and not self.as_json and sys.stdin.isatty() and sys.stdout.isatty()
+        if asks and not click.confirm(question, err=True):
+            raise Refused({"code": "declined", "message": "Nothing was done", "hint": "Answer y to do it."})
 
     def _http(self) -> httpx.Client:
         import httpx
@@ -135,6 +137,8 @@ class Desk:
             return found
         if error["code"] == "unauthenticated":
             error["hint"] = "Set VMGPU_TOKEN to a token: an admin makes one by vmgpu token add."
+            if not self._token:
+                error["hint"] += f" Or VMGPU_DATA_DIR to the service's folder: in {self._folder} is no {TOKEN_FILE}."
         raise Refused(error)
 
 

@@ -95,7 +95,8 @@ def _becomes(unit: dict[str, Any]) -> str:
 
 
 def _kind(card: dict[str, Any]) -> str:
-    return "emulated" if card["emulated"] else card["mode"] or "no: left alone"
+    played = "simulated" if card["simulated"] else "emulated"
+    return played if card["emulated"] else card["mode"] or "no: left alone"
 
 
 def _held(card: dict[str, Any]) -> str:

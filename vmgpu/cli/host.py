@@ -212,7 +212,8 @@ def _show(found: dict[str, Any]) -> None:
     )  # fmt: skip
     for card in found["gpus"]:
         held = ", ".join(f"{cut['profile']} at {cut['start']}: {cut['vm'] or '-'}" for cut in card["slices"])
-        kind = "emulated" if card["emulated"] else card["mode"] or "left alone"
+        played = "simulated" if card["simulated"] else "emulated"
+        kind = played if card["emulated"] else card["mode"] or "left alone"
         click.echo(f"card  {say.cell(card['name'])}  {card['model']}  {kind}  {card['state']}  {held or 'free'}")
 
 

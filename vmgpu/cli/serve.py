@@ -229,8 +229,13 @@ def _lock(handle: int, folder: Path) -> None:
             f"Another vmgpu serve (process {other}) works in {folder} already",
             hint="Use it, end it, or give this one a folder of its own: VMGPU_DATA_DIR.",
         ) from None
-    os.ftruncate(handle, 0)
-    os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+    try:
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+    except OSError as bad:
+        raise SetupError(
+            f"{folder} cannot be written: {bad.strerror}", hint="Make room there, and start again."
+        ) from None
 
 
 def _listen(bind: str) -> socket.socket:

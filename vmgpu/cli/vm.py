@@ -185,7 +185,8 @@ def _wish(desk: Desk, found: dict[str, Any], goal: list[str], wait: bool, timeou
     if wait:
         (found,) = watch.vms(desk, [found["id"]], goal, timeout=timeout)
     wanted = f", wanted {found['wanted']}" if found["wanted"] != found["state"] else ""
-    desk.done(found, lambda: click.echo(f"{found['name']} is {found['state']}{wanted}."))
+    said = "is being released" if found["wanted"] == "gone" else f"is {found['state']}{wanted}"
+    desk.done(found, lambda: click.echo(f"{found['name']} {said}."))
 
 
 def _list_short(found: list[dict[str, Any]]) -> None:
@@ -195,7 +196,8 @@ def _list_short(found: list[dict[str, Any]]) -> None:
 
 def _gpu(found: dict[str, Any]) -> str:
     if found["slices"]:
-        return ", ".join(cut["profile"] + (" (emulated)" if cut["emulated"] else "") for cut in found["slices"])
+        played = " (simulated)" if found["simulated"] else " (emulated)"
+        return ", ".join(cut["profile"] + (played if cut["emulated"] else "") for cut in found["slices"])
     return found["profile"] or (f"{found['fgpu']} fGPU" if found["fgpu"] else "none")
 
 

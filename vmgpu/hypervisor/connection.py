@@ -99,7 +99,11 @@ class Link:
             connection = libvirt.open(self.uri)
         except libvirt.libvirtError as error:
             raise HostUnreachable(
-                _words(error), hint=_HINTS.get(error.get_error_code(), "Is libvirtd running on the host?")
+                _words(error),
+                hint=_HINTS.get(
+                    error.get_error_code(),
+                    "Is libvirtd running on the host? Start it there: systemctl enable --now libvirtd.",
+                ),
             ) from error
         # libvirt's test driver has neither keepalive nor agent events.
         with contextlib.suppress(libvirt.libvirtError):

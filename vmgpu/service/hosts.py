@@ -21,7 +21,8 @@ def add(db: Database, actor: Actor, asked: HostRequest) -> Host:
         parse(asked.uri)
     with db.write() as session:
         if session.exec(select(Host).where(Host.name == asked.name)).first():
-            raise Conflict(f"There is a host {asked.name} already", hint="Take another name.", where="name")
+            hint = f"Take another name; to look at that one again: vmgpu host survey {asked.name}."
+            raise Conflict(f"There is a host {asked.name} already", hint=hint, where="name")
         same = session.exec(select(Host).where(Host.uri == asked.uri)).first()
         if same and not asked.uri.startswith("fake:"):
             raise Conflict(f"{asked.uri} is host {same.name} already", hint="One row a machine.", where="uri")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -20,7 +22,7 @@ from vmgpu.settings import Settings
 
 SIMULATED_IMAGE = "base"  # every simulated host has it
 _NAME = TypeAdapter(ImageName)
-_KNOWN_LABELS = {"init": ("none",), "cuda": None}
+_KNOWN_LABELS = {"init": ("none",), "cuda": ("yes",)}
 _FORMATS: Mapping[str, Literal["raw", "qcow2"]] = {"qcow2": "qcow2", "raw": "raw", "img": "raw"}
 
 
@@ -42,14 +44,15 @@ def begin(
     try:
         _NAME.validate_python(name)
     except ValidationError as bad:
-        raise Invalid(str(bad.errors()[0]["msg"]), hint="Like team/name:tag.", where="name") from None
+        said = str(bad.errors()[0]["msg"]).removeprefix("Value error, ")
+        raise Invalid(said, hint="Like team/name:tag.", where="name") from None
     chosen = _FORMATS.get(format or Path(filename).suffix.lower().lstrip("."))
     if chosen is None:
         raise Invalid(
             f"The format of {filename or 'the file'} is not known", hint="Say --format raw or qcow2.", where="format"
         )
     for label, value in labels.items():
-        if label not in _KNOWN_LABELS or (_KNOWN_LABELS[label] and value not in (_KNOWN_LABELS[label] or ())):
+        if value not in _KNOWN_LABELS.get(label, ()):
             raise Invalid(f"{label}={value} is no label", hint="Labels are init=none and cuda=yes.", where="labels")
     with db.read() as session:
         _refuse_taken(session, name)
@@ -106,8 +109,20 @@ def remove(db: Database, actor: Actor, ref: str) -> Image:
         return image
 
 
+_OLD = 24 * 3600  # seconds
+
+
 def sweep(db: Database, settings: Settings) -> None:
-    """Remove what interrupted imports and captures left in the store; only while nothing is at work on it."""
+    """Remove what interrupted imports and captures left in the store.
+
+    On SQLite nothing is at work on it at this moment; else others may be: of theirs each file grows, or is a row's.
+    """
+    if not db.embedded:
+        for path in settings.images_dir.glob("incoming-*.part"):
+            with suppress(OSError):
+                if time.time() - path.stat().st_mtime > _OLD:
+                    path.unlink()
+        return
     with db.read() as session:
         known = {image.volume for image in session.exec(select(Image)).all()}
     for path in settings.images_dir.glob("*"):

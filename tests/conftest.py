@@ -21,3 +21,10 @@ for name in [name for name in os.environ if name.startswith("VMGPU_") and not na
 @pytest.fixture(autouse=True)
 def _fresh_settings() -> None:
     settings.cache_clear()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A fake GPU host is a process with a file system of its own: the quick part goes without."""
+    for item in items:
+        if {"machine", "start"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)

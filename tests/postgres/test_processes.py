@@ -86,6 +86,9 @@ class Site:
         while not true():
             if time.monotonic() > end:
                 logs = [f"--- {path.name}\n{path.read_text()[-1500:]}" for path in sorted(self.folder.glob("*.log"))]
+                rows = "SELECT 'vm', name, state, wanted, reason::text FROM vm UNION ALL "
+                rows += "SELECT 'host', name, state, coalesce(claim_token, 'free'), reason::text FROM host"
+                logs += [str(row) for row in self.server.run(rows, self.database)]
                 raise AssertionError("\n".join(logs))
             time.sleep(0.05)
 

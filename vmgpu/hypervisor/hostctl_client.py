@@ -24,6 +24,7 @@ LIMIT = 8 * 2**20  # a host with hundreds of functions says less than one of the
 SECONDS = {"facts": 30.0, "vfs": 130.0}
 _SECONDS = 70.0
 _CONNECT_SECONDS = 10.0
+_ENDING_SECONDS = 2.0
 _SHOWN = 300
 _INSTALL = "Install hostctl on the host again: vmgpu host setup."
 # The package beside this module, started without the service: nothing of vmgpu is imported.
@@ -250,4 +251,5 @@ def _listen(channel: paramiko.Channel, heard: _Heard, ends: float) -> bool:
             return True
     while channel.recv_stderr_ready():
         heard.complain(channel.recv_stderr(65536))
-    return channel.exit_status_ready() and channel.recv_exit_status() >= 0
+    # how it ended may come a moment after its last word; a lost connection sets the event as well
+    return channel.status_event.wait(_ENDING_SECONDS) and channel.recv_exit_status() >= 0

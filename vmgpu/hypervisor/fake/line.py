@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from vmgpu.errors import HostRefused, HostUnreachable
-from vmgpu.hypervisor.fake.moods import Mood, Temper
+from vmgpu.hypervisor.fake.moods import Mood, Temper, read_temper
 from vmgpu.hypervisor.fake.state import State, count, first_time
 
 _log = logging.getLogger(__name__)
@@ -102,9 +102,10 @@ class Line:
             self._closed.wait(_WATCH)
 
     def _news(self) -> list[str]:
-        if self.state.temper().mood is Mood.unreachable:
-            return []
         with self.state.read() as db:
+            # in the same look: a change that came after the mood turned is not told
+            if read_temper(db.execute("SELECT temper FROM host").fetchone()[0]).mood is Mood.unreachable:
+                return []
             last = _last_change(db)
             if last == self._seen:
                 return []

@@ -24,7 +24,8 @@ def _fresh_settings() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A fake GPU host is a process with a file system of its own: the quick part goes without."""
+    """The quick part goes without fake GPU hosts, each a process and a file system, and without hostctl's processes."""
     for item in items:
-        if {"machine", "start"} & set(getattr(item, "fixturenames", ())):
+        fake = {"machine", "start"} & set(getattr(item, "fixturenames", ()))
+        if fake or "hostctl" in item.path.parts or item.path.stem in ("test_hostctl_client", "test_host_setup"):
             item.add_marker(pytest.mark.slow)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vmgpu import guest, render
 from vmgpu.hypervisor import Emulated, Pci, Seed, VMSpec
-from vmgpu.hypervisor.carvers.passthrough import window_mib
+from vmgpu.hypervisor.pci import window_mib
 from vmgpu.views import VMView
 
 

@@ -11,8 +11,8 @@ from vmgpu.errors import HostRefused, Invalid, ReasonCode
 from vmgpu.hypervisor import Carver, Emulated, GpuRef, Pci, SliceRef
 from vmgpu.hypervisor.carvers import carver_for
 from vmgpu.hypervisor.carvers.emulated import scale
-from vmgpu.hypervisor.carvers.passthrough import window_mib
 from vmgpu.hypervisor.hostctl_client import LocalHostCtl
+from vmgpu.hypervisor.pci import window_mib
 
 from .host_tree import Tree
 

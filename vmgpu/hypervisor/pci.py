@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
@@ -17,6 +17,8 @@ CARD_DRIVERS = ("nvidia", "nouveau", "amdgpu", "radeon", "i915", "xe")
 # Host and PCI-to-PCI bridges stay with the host and do not spoil a group. 0680 is not among them: an NVSwitch is an
 # endpoint with a driver of its own.
 BRIDGE_CLASSES = ("0600", "0604")
+_LARGE_BAR_MIB = 256
+_LEAST_WINDOW_MIB = 32 * 1024
 _SYSFS_NAME = re.compile(r"pci_([0-9a-f]{4,8})_([0-9a-f]{2})_([0-9a-f]{2})_([0-7])")
 
 
@@ -150,6 +152,14 @@ def companions(card: Function, functions: Mapping[str, Function]) -> tuple[str, 
     """The card's other functions in its group (its sound, USB, …): they go where the card goes."""
     siblings = (each for each in card.members if each != card.address and same_slot(each, card.address))
     return tuple(sorted(each for each in siblings if not functions.get(each, Function(each)).is_bridge))
+
+
+def window_mib(bars: Iterable[int]) -> int:
+    """The 64-bit MMIO window for all cards' BARs, a power of two; 0 leaves it to the firmware."""
+    sizes = tuple(bars)
+    if not any(size >= _LARGE_BAR_MIB for size in sizes):
+        return 0
+    return max(_LEAST_WINDOW_MIB, 1 << (sum(sizes) - 1).bit_length())
 
 
 def same_slot(one: str, other: str) -> bool:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from vmgpu.errors import HostRefused, ReasonCode, reason
 from vmgpu.hypervisor import Carved, Pci, SliceRef, inventory, pci
 from vmgpu.hypervisor.carvers.functions import Ask
-
-_LARGE_BAR_MIB = 256
-_LEAST_WINDOW_MIB = 32 * 1024
 
 
 class PassthroughCarver:
@@ -29,14 +24,6 @@ class PassthroughCarver:
 
     def release(self, ref: SliceRef) -> None:
         """libvirt gave the card back when the guest ended."""
-
-
-def window_mib(bars: Iterable[int]) -> int:
-    """The 64-bit MMIO window for all cards' BARs, a power of two; 0 leaves it to the firmware."""
-    sizes = tuple(bars)
-    if not any(size >= _LARGE_BAR_MIB for size in sizes):
-        return 0
-    return max(_LEAST_WINDOW_MIB, 1 << (sum(sizes) - 1).bit_length())
 
 
 def _checked(ask: Ask, address: str, vm_id: str) -> tuple[str, ...]:

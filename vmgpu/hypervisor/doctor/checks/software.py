@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from vmgpu.hypervisor.doctor.explain import explain
+from vmgpu.hypervisor.doctor.causes import explain
 from vmgpu.hypervisor.doctor.facts import Facts
 from vmgpu.hypervisor.doctor.findings import Check, LibvirtSeen, broken, ok, warning
 

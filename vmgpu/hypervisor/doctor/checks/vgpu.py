@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vmgpu.hypervisor.doctor.explain import explain
+from vmgpu.hypervisor.doctor.causes import explain
 from vmgpu.hypervisor.doctor.facts import NVIDIA, Device, Facts, Function, Vgpu
 from vmgpu.hypervisor.doctor.findings import Check, LibvirtSeen, broken, ok, warning
 

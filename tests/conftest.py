@@ -23,9 +23,13 @@ def _fresh_settings() -> None:
     settings.cache_clear()
 
 
+# these start a process, a server or a file system of their own for nearly every test
+_WITH_PROCESSES = ("test_hostctl_client", "test_host_setup", "test_remote_setup", "test_demo", "test_guest")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The quick part goes without fake GPU hosts, each a process and a file system, and without hostctl's processes."""
+    """The quick part goes without fake GPU hosts, hostctl's processes, demos and SSH servers."""
     for item in items:
         fake = {"machine", "start"} & set(getattr(item, "fixturenames", ()))
-        if fake or "hostctl" in item.path.parts or item.path.stem in ("test_hostctl_client", "test_host_setup"):
+        if fake or "hostctl" in item.path.parts or item.path.stem in _WITH_PROCESSES:
             item.add_marker(pytest.mark.slow)

@@ -295,6 +295,7 @@ class TestChecking:
         assert (done.state, done.changes["card"], done.changes["warnings"]) == (S.running, "works", ["slow disk"])
         assert seen == [("192.0.2.7", "ssh-ed25519 BBBB", guest.EmulatedCard(DEVICE.video_mib, DEVICE.label))]
 
+    @pytest.mark.slow
     def test_does_not_log_in_before_the_console_says_done(self, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(guest, "check", lambda door, want: pytest.fail("it logged in"))
         world = play(text=b"Cloud-init v. 22.4.2 running 'modules:config'", ready=False)

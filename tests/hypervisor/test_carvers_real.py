@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.gpuhost.machine import Machine
 from tests.gpuhost.machine import OpenMachine as Open
 from vmgpu.errors import HostRefused, ReasonCode
 from vmgpu.hypervisor import GpuRef, Pci, SliceRef
@@ -78,20 +79,23 @@ def test_mig_backed_slices_side_by_side(machine: Open, name: str) -> None:
     assert host.card().live == ()
 
 
+def instance_of_others(host: Machine, name: str) -> None:
+    """Somebody switches MIG on and makes an instance of this profile at the start of the card."""
+    address = host.card().address
+    host.ctl.call("mig", {"action": "mode", "address": address, "on": True})
+    host.ctl.call("vfs", {"address": address, "on": True})
+    known = host.ctl.call("mig", {"action": "list", "address": address})["profiles"]
+    profile = next(each for each in known if each["name"] == name)
+    wanted = {"profile": profile["id"], "start": 0, "size": profile["size"]}
+    host.ctl.call("mig", {"action": "create", "address": address, **wanted})
+
+
 @pytest.mark.parametrize(("mood", "lies"), [(None, 0), ("other_instance", 4)])
 def test_the_ledger_follows_the_instance_that_the_driver_took(machine: Open, mood: str | None, lies: int) -> None:
     """A free instance of the same profile was left over: which of the two gets the vGPU is the driver's choice."""
     host = machine("h100", mood=mood)
     piece = host.piece("mig", "3g.40gb", start=4)
-    host.ctl.call("mig", {"action": "mode", "address": piece.gpu.address, "on": True})
-    host.ctl.call("vfs", {"address": piece.gpu.address, "on": True})
-    profile = next(
-        each["id"]
-        for each in host.ctl.call("mig", {"action": "list", "address": piece.gpu.address})["profiles"]
-        if each["name"] == "3g.40gb"
-    )
-    left_over = {"action": "create", "address": piece.gpu.address, "profile": profile, "start": 0, "size": 4}
-    host.ctl.call("mig", left_over)
+    instance_of_others(host, "3g.40gb")
     carved = host.carver("mig").carve(piece)
     assert carved.start == (None if lies == piece.start else lies)
     held = [live for live in host.card().live if live.slot is not None]
@@ -101,14 +105,7 @@ def test_the_ledger_follows_the_instance_that_the_driver_took(machine: Open, moo
 def test_a_foreign_instance_in_the_way_is_named_and_left(machine: Open) -> None:
     host = machine("h100")
     piece = host.piece("mig", "3g.40gb", start=0)
-    host.ctl.call("mig", {"action": "mode", "address": piece.gpu.address, "on": True})
-    host.ctl.call("vfs", {"address": piece.gpu.address, "on": True})
-    small = next(
-        each["id"]
-        for each in host.ctl.call("mig", {"action": "list", "address": piece.gpu.address})["profiles"]
-        if each["name"] == "1g.10gb"
-    )
-    host.ctl.call("mig", {"action": "create", "address": piece.gpu.address, "profile": small, "start": 0, "size": 1})
+    instance_of_others(host, "1g.10gb")
     with pytest.raises(HostRefused, match="not ours"):
         host.carver("mig").carve(piece)
     assert [live.name for live in host.card().live] == ["1g.10gb"]

@@ -122,6 +122,7 @@ def test_a_write_that_the_kernel_refuses_leaves_nothing(machine: Open) -> None:
 def test_a_dead_card_is_refused(machine: Open) -> None:
     host = machine("l40s")
     address = host.card().address
+    assert address
     host.model.kill_card(address)
     card = host.card()
     assert "passthrough" not in card.modes and "all ones" in card.refusals["passthrough"]

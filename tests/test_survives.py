@@ -605,6 +605,32 @@ class TestWhatASecondPairOfEyesFound:
             (host,) = fleet(session).hosts.values()
         assert host.disk_free_gib == 10
 
+    def test_the_copy_of_an_image_takes_room_before_and_after_the_next_survey(self, house: House) -> None:
+        """Of 36 GiB, less 2 for `base`, a disk takes 8, the copy of the image made of it 8, and two more disks 16."""
+        house.host(cards="A100-40GB?disk=36g")
+        flavors.add(house.db, house.me, FlavorRequest(name="d8", vcpus=1, memory=1024, disk=8, profile="1g.5gb"))
+        house.request("first", flavor="d8")
+        house.reaches(S.running, "first")
+        vms.capture(house.db, house.settings, house.me, "first", CaptureRequest(image="t/x:1"))
+        house.until(lambda: house.row(Image, "t/x:1").state is ImageState.ready)
+        house.request("second", flavor="d8", image="t/x:1")
+        house.reaches(S.running, "second")
+
+        def free() -> int:
+            with house.db.read() as session:
+                (host,) = fleet(session).hosts.values()
+            return host.disk_free_gib
+
+        assert free() == 10
+        _surveyed_anew(house)
+        assert free() == 10
+        house.request("third", flavor="d8", image="t/x:1")
+        house.reaches(S.running, "third")
+        house.request("fourth", flavor="d8", image="t/x:1")
+        house.until(lambda: house.vm("fourth").reason is not None)
+        because = Reason.of(house.vm("fourth").reason)
+        assert because == Reason(ReasonCode.no_disk_space, {"needed_gib": 8, "free_gib": 2})
+
     def test_a_start_that_came_while_the_host_was_away_is_not_forgotten(self, house: House) -> None:
         """The VM has failed, its slices are not back yet, and its owner starts it."""
         hand = house.host()

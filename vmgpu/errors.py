@@ -192,7 +192,8 @@ _WORDS: Mapping[ReasonCode, tuple[str, str]] = {
         "Wait, or ask for less memory; memory is never promised twice.",
     ),
     ReasonCode.no_disk_space: (
-        "{needed_gib} GiB of disk are asked for, the most that is free on one host is {free_gib} GiB",
+        "{needed_gib} GiB of disk are needed (with its image, where that is new), {free_gib} GiB are free on the "
+        "host with the most room",
         "Release VMs or delete images that are no longer needed, or add disk to a host.",
     ),
     ReasonCode.no_host: ("There is no host yet", "Ask an admin to add one: vmgpu host add NAME URI."),

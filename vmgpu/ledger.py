@@ -51,22 +51,28 @@ def fleet(session: Session) -> placement.Fleet:
         cuts[cut.gpu_id].append(cut)
         if cut.gpu_id in physical:
             whole.add(cut.vm_id)
+    copies: dict[str, list[Image]] = defaultdict(list)
+    lying = select(ImageCopy.host_id, Image).join(Image, col(Image.id) == ImageCopy.image_id)
+    for host_id, image in session.exec(lying.where(ImageCopy.state != CopyState.failed)).all():
+        copies[host_id].append(image)
     return placement.Fleet(
-        [_host(host, held[host.id], whole) for host in hosts],
+        [_host(host, held[host.id], whole, copies[host.id]) for host in hosts],
         [_card(gpu, cuts[gpu.id]) for gpu in gpus],
         units={unit.model: Fraction(unit.share) for unit in session.exec(select(GpuUnit)).all()},
     )
 
 
-def wishes(session: Session, vms: Iterable[VM]) -> list[placement.Wish]:
+def wishes(session: Session, vms: Sequence[VM]) -> list[placement.Wish]:
     """What these waiting VMs need, as the planner is told.
 
     Simulated images run on simulated hosts only; real ones go there only where there is no real host at all.
     """
-    simulated = {image.id for image in session.exec(select(Image)).all() if image.labels.get("simulated")}
+    images = {image.id: image for image in session.exec(select(Image)).all()}
+    simulated = {image.id for image in images.values() if image.labels.get("simulated")}
     played = {host.id for host in session.exec(select(Host)).all() if host.simulated}
     real = {host.id for host in session.exec(select(Host)).all() if not host.simulated}
-    return [_wish(vm, real if vm.image_id in simulated else played if real else set()) for vm in vms]
+    kinds = (real if vm.image_id in simulated else played if real else set() for vm in vms)
+    return [_wish(vm, images[vm.image_id], kind) for vm, kind in zip(vms, kinds, strict=True)]
 
 
 def gpu_wish(profile: str | None, fgpu: str | None, *, cuda: bool = False) -> placement.GpuWish | None:
@@ -177,7 +183,7 @@ def _one(session: Session, statement: Update) -> None:
         raise Stale
 
 
-def _host(host: Host, vms: list[VM], whole: set[str]) -> placement.HostState:
+def _host(host: Host, vms: list[VM], whole: set[str], copies: list[Image]) -> placement.HostState:
     facts = host.facts or {}
     holding = [vm for vm in vms if vm.holds]
     pins = len(facts.get("numa", ())) > 1
@@ -188,7 +194,8 @@ def _host(host: Host, vms: list[VM], whole: set[str]) -> placement.HostState:
         threads=host.threads,
         memory_mib=host.memory_mib,
         disk_gib=host.disk_gib,
-        disk_free_gib=int(facts.get("disk_free_gib", 0)) - _promised_gib(facts, vms),
+        disk_free_gib=int(facts.get("disk_free_gib", 0)) - _promised_gib(facts, vms, copies),
+        images=frozenset(image.id for image in copies),
         vcpus_used=sum(vm.vcpus for vm in holding) - pinned,
         vcpus_pinned=pinned,
         memory_used_mib=sum(vm.memory_mib for vm in holding),
@@ -200,20 +207,25 @@ def _host(host: Host, vms: list[VM], whole: set[str]) -> placement.HostState:
     )
 
 
-def _promised_gib(facts: Mapping[str, Any], vms: list[VM]) -> int:
-    """What these VMs' disks may still grow by. They are thin, but a full pool breaks every guest that is on it."""
+def _promised_gib(facts: Mapping[str, Any], vms: list[VM], copies: list[Image]) -> int:
+    """What these VMs' disks, and copies of images, may still grow by since the survey. Disks are thin, but a full pool
+    breaks every guest that is on it.
+    """
     written: Mapping[str, int] = facts.get("disk_written_mib", {})
     disks = [vm for vm in vms if vm.has_disk or vm.holds]
-    return sum(max(0, vm.disk_gib - written.get(vm.id, 0) // 1024) for vm in disks)
+    grow = sum(max(0, vm.disk_gib - written.get(vm.id, 0) // 1024) for vm in disks)
+    return grow + -(-sum(max(0, image.copy_mib - written.get(image.volume, 0)) for image in copies) // 1024)
 
 
-def _wish(vm: VM, wrong_hosts: set[str]) -> placement.Wish:
+def _wish(vm: VM, image: Image, wrong_hosts: set[str]) -> placement.Wish:
     return placement.Wish(
         vm_id=vm.id,
         order=(0, 0.0, f"{vm.ticket:015d}"),
         vcpus=vm.vcpus,
         memory_mib=vm.memory_mib,
         disk_gib=vm.disk_gib,
+        image=image.id,
+        image_gib=-(-image.copy_mib // 1024),
         gpu=gpu_wish(vm.profile, vm.fgpu, cuda=vm.cuda),
         disk_on=vm.host_id if vm.has_disk else None,
         other_kind=frozenset(wrong_hosts) if not vm.has_disk else frozenset(),

@@ -243,6 +243,13 @@ class Image(Claimed, table=True):
             return "base.qcow2"
         return f"image-{self.id}.{self.format}"
 
+    @property
+    def copy_mib(self) -> int:
+        """The room that a copy takes in a host's pool; simulated hosts count what the disk would be."""
+        if self.labels.get("simulated"):
+            return self.virtual_mib if self.source_vm else 0
+        return -(-self.size_bytes // 2**20)
+
 
 class ImageCopy(Claimed, table=True):
     """An image in one host's pool; made at first use."""

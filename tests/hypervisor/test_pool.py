@@ -81,6 +81,13 @@ def test_a_disk_without_its_image_says_which_is_missing(connection: libvirt.virC
     assert not names(connection)
 
 
+def test_what_is_written_is_told_of_disks_by_their_vm_and_of_images_by_their_file(
+    connection: libvirt.virConnect, pool: Pool
+) -> None:
+    lay(connection, "v1.qcow2", "v1.seed.iso", "image-a.qcow2", "image-a.qcow2.whole-qcow2", "image-b.raw")
+    assert set(pool.facts().written_mib) == {"v1", "image-a.qcow2", "image-b.raw"}
+
+
 def test_a_copy_that_fails_leaves_no_part_of_it(connection: libvirt.virConnect, pool: Pool, tmp_path: Path) -> None:
     lay(connection, "v1.qcow2")
     with pytest.raises(libvirt.libvirtError):  # this driver sends no content

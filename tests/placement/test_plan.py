@@ -138,6 +138,29 @@ def test_a_disk_decides_the_host_and_needs_no_new_space() -> None:
     assert (other.host_id, other.disk_gib) == ("h2", 50)
 
 
+def test_an_image_takes_room_once_where_it_is_new() -> None:
+    """Of 30 GiB an image takes 12 with the first VM that stands on it; the next two share that copy."""
+    fleet = Fleet([host(disk_free_gib=30)])
+    asked = [wish(disk_gib=6, image="i1", image_gib=12) for _ in range(4)]
+    placed, (waiting,) = placement.plan(asked, fleet)
+    assert [(one.disk_gib, one.image_gib) for one in placed] == [(6, 12), (6, 0), (6, 0)]
+    assert waiting.reason == reason(ReasonCode.no_disk_space, needed_gib=6, free_gib=0)
+    for one in placed:
+        fleet.place(one)
+    fleet.free(placed[0])
+    assert (fleet.hosts["h1"].disk_free_gib, fleet.hosts["h1"].images) == (6, {"i1"})
+
+
+def test_a_host_that_has_the_image_is_large_enough_where_another_is_not() -> None:
+    fleet = Fleet([host("h1", disk_free_gib=15), host("h2", disk_free_gib=10, images=frozenset({"i1"}))])
+    (one,), _ = placement.plan([wish(disk_gib=10, image="i1", image_gib=8)], fleet)
+    assert one.host_id == "h2"
+    _, (waiting,) = placement.plan([wish(disk_gib=11, image="i1", image_gib=8)], fleet)
+    assert waiting.reason == reason(ReasonCode.no_disk_space, needed_gib=11, free_gib=10)
+    never = placement.never(wish(disk_gib=3999, image="i1", image_gib=8), fleet)
+    assert never and "4007 GiB of disk (with 8 GiB of its image)" in never.sentence()
+
+
 def test_the_retry_goes_elsewhere() -> None:
     fleet = Fleet([host("h1"), host("h2")], [card("g1"), card("g2"), card("g3", on="h2")])
     (one,), _ = placement.plan([wish("1g.5gb", disk_on="h1", not_gpus=frozenset({"g1"}))], fleet)

@@ -286,8 +286,8 @@ class HostFacts:
     """The answer of a survey; None is unknown.
 
     `machine` is the same under whatever address it is reached, empty where unknown; `here` is the service's own machine
-    where that is the host; `disk_written_mib`: what of each VM's disk is written, and so missing from the free space
-    already.
+    where that is the host; `disk_written_mib`: what of each VM's disk (by its id) and of each image (by its file's
+    name) is written, and so missing from the free space already.
     """
 
     hostname: str

@@ -29,6 +29,7 @@ _QCOW2 = b"QFI\xfb"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 # An empty volume beside a copied image says that the copy is whole, and in which format: libvirt cannot rename.
 _WHOLE = ".whole-"
+_IMAGE = "image-"  # how ImageRef.volume begins
 _FORMATS = ("qcow2", "raw")
 _PRIVATE = "0600"  # libvirt hands a file to QEMU's account for as long as its domain runs
 
@@ -56,12 +57,12 @@ class Pool:
             if self._local:
                 stat = os.statvfs(FOLDER)
                 total, free = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
-                written = {path.name: path.stat().st_blocks * 512 for path in Path(FOLDER).glob(f"*{DISK}")}
+                files = [path for path in Path(FOLDER).iterdir() if _grows(path.name)]
+                written = {path.name: path.stat().st_blocks * 512 for path in files}
                 return PoolFacts(total // _GIB, free // _GIB, _by_vm(written), POOL)
         self._reread()
         _state, capacity, _allocation, available = self._pool.info()
-        disks = [volume for volume in self._pool.listAllVolumes(0) if volume.name().endswith(DISK)]
-        infos = {volume.name(): maybe(volume.info) for volume in disks}
+        infos = {v.name(): maybe(v.info) for v in self._pool.listAllVolumes(0) if _grows(v.name())}
         return PoolFacts(
             capacity // _GIB, available // _GIB, _by_vm({name: info[2] for name, info in infos.items() if info}), POOL
         )
@@ -317,9 +318,16 @@ def _backing(volume: Any) -> str | None:
     return ElementTree.fromstring(description).findtext("backingStore/path") if description else None
 
 
+def _grows(name: str) -> bool:
+    """Whether a file is a VM's disk or an image: what a placement promises room to."""
+    return name.endswith(DISK) or (name.startswith(_IMAGE) and _WHOLE not in name)
+
+
 def _by_vm(written: Mapping[str, int]) -> dict[str, int]:
-    """VM id → MiB, of file name → bytes."""
-    return {name.removesuffix(DISK): size // _MIB for name, size in written.items()}
+    """A VM's id, or an image's file → MiB, of file name → bytes."""
+    return {
+        name if name.startswith(_IMAGE) else name.removesuffix(DISK): size // _MIB for name, size in written.items()
+    }
 
 
 def _plain(name: str) -> str:

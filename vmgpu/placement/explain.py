@@ -110,9 +110,10 @@ def _never_on(wish: Wish, places: list[_Place]) -> Reason | None:
         kept = f"{_gib(best.host.memory_mib)} less {_gib(best.host.reserve_mib)} that the host keeps"
         return _impossible("memory", detail, f"{_gib(best.host.memory_most_mib)} on host {best.host.name} ({kept})")
     places = enough
-    if all(wish.new_disk_gib > p.host.disk_gib for p in places):
+    if all(wish.most_disk_gib > p.host.disk_gib for p in places):
         best = max(places, key=lambda p: p.host.disk_gib)
-        detail = f"{wish.new_disk_gib} GiB of disk are more than any host{beside} has"
+        image = f" (with {wish.image_gib} GiB of its image)" if wish.image_gib else ""
+        detail = f"{wish.most_disk_gib} GiB of disk{image} are more than any host{beside} has"
         return _impossible("disk", detail, f"{best.host.disk_gib} GiB on host {best.host.name}")
     return None
 
@@ -233,8 +234,8 @@ def _why_no_memory(wish: Wish, fleet: Fleet, before: list[_Place]) -> Reason:
 
 
 def _why_no_disk(wish: Wish, fleet: Fleet, before: list[_Place]) -> Reason:
-    free = max(0, *(p.host.disk_free_gib for p in before))
-    return reason(ReasonCode.no_disk_space, needed_gib=wish.new_disk_gib, free_gib=free)
+    host = max((p.host for p in before), key=lambda h: h.disk_free_gib - h.new_disk_gib(wish))
+    return reason(ReasonCode.no_disk_space, needed_gib=host.new_disk_gib(wish), free_gib=max(0, host.disk_free_gib))
 
 
 def _vcpus_free(place: _Place) -> int:

@@ -120,12 +120,14 @@ class Fleet:
         # no re-index: none of these fields opens or closes a host
         host = self.hosts[placed.host_id]
         vcpus = sign * placed.vcpus
+        brought = placed.image_gib if sign > 0 else 0  # a copy stays when its VM goes
         self.hosts[host.id] = replace(
             host,
             vcpus_used=host.vcpus_used + (0 if placed.pinned else vcpus),
             vcpus_pinned=host.vcpus_pinned + (vcpus if placed.pinned else 0),
             memory_used_mib=host.memory_used_mib + sign * placed.memory_mib,
-            disk_free_gib=host.disk_free_gib - sign * placed.disk_gib,
+            disk_free_gib=host.disk_free_gib - sign * placed.disk_gib - brought,
+            images=host.images | {placed.image} if brought else host.images,
             version=host.version + 1,
         )
 

@@ -42,8 +42,8 @@ def has_memory(host: HostState, wish: Wish) -> bool:
 
 
 def has_disk(host: HostState, wish: Wish) -> bool:
-    """Say whether the host has room for its disk now."""
-    return wish.new_disk_gib <= max(0, host.disk_free_gib)
+    """Say whether the host has room for its disk now, and for its image where that is new there."""
+    return host.new_disk_gib(wish) <= max(0, host.disk_free_gib)
 
 
 def may_use(wish: Wish, host_id: str) -> bool:
@@ -130,7 +130,9 @@ def _placed(
         host_version=host.version,
         vcpus=wish.vcpus,
         memory_mib=wish.memory_mib,
-        disk_gib=wish.new_disk_gib,
+        disk_gib=0 if wish.disk_on else wish.disk_gib,
+        image=wish.image,
+        image_gib=host.new_image_gib(wish),
         pinned=pinned,
         gpu_id=gpu_id,
         gpu_version=gpu_version,

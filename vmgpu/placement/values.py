@@ -40,6 +40,8 @@ class Wish:
     vcpus: int
     memory_mib: int
     disk_gib: int = 0
+    image: str = ""  # what its disk stands on: a host that has no copy of it needs room for one
+    image_gib: int = 0
     gpu: GpuWish | None = None
     disk_on: str | None = None  # the host where its disk lies already: no other will do, and no new disk is needed
     other_kind: frozenset[str] = frozenset()  # hosts that do not run its image: a simulated host runs no real one
@@ -50,14 +52,14 @@ class Wish:
     def kind(self) -> tuple[object, ...]:
         """All that decides where it fits: of two wishes of one kind, only the order differs."""
         return (
-            self.gpu, self.vcpus, self.memory_mib, self.disk_gib, self.disk_on, self.other_kind, self.not_hosts,
-            self.not_gpus,
+            self.gpu, self.vcpus, self.memory_mib, self.disk_gib, self.image, self.disk_on, self.other_kind,
+            self.not_hosts, self.not_gpus,
         )  # fmt: skip
 
     @property
-    def new_disk_gib(self) -> int:
-        """The disk space it needs on the host it is placed on."""
-        return 0 if self.disk_on else self.disk_gib
+    def most_disk_gib(self) -> int:
+        """The disk space it needs on a host that has nothing of it yet."""
+        return 0 if self.disk_on else self.disk_gib + self.image_gib
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class HostState:
     memory_mib: int
     disk_gib: int  # the size of its disk pool
     disk_free_gib: int  # what is neither used nor promised
+    images: frozenset[str] = frozenset()  # those whose copy lies in the pool, or is promised its room there
     vcpus_used: int = 0
     vcpus_pinned: int = 0  # of VMs with a thread of their own for each vCPU; not in vcpus_used
     memory_used_mib: int = 0
@@ -93,6 +96,14 @@ class HostState:
     def memory_free_mib(self) -> int:
         """The memory VMs may still have; below 0 where more is held than the host now shows."""
         return self.memory_most_mib - self.memory_used_mib
+
+    def new_image_gib(self, wish: Wish) -> int:
+        """The disk space that a copy of its image needs here: none where it has one, or its disk already."""
+        return 0 if wish.disk_on or wish.image in self.images else wish.image_gib
+
+    def new_disk_gib(self, wish: Wish) -> int:
+        """The disk space that a wish needs here: its disk, and its image where there is no copy yet."""
+        return (0 if wish.disk_on else wish.disk_gib) + self.new_image_gib(wish)
 
     @property
     def threads_free(self) -> float:
@@ -130,6 +141,8 @@ class Placed:
     vcpus: int
     memory_mib: int
     disk_gib: int
+    image: str = ""  # what it stands on; a copy of it is brought where the host has none, and stays there
+    image_gib: int = 0  # the room of that copy, where it is new
     pinned: bool = False
     gpu_id: str | None = None
     gpu_version: int | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from vmgpu.hypervisor import GpuFacts, HostFacts, HostRef, NumaNode
 from vmgpu.hypervisor.fake.carver import MODES
 from vmgpu.hypervisor.fake.shape import FakeCard, FakeShape
@@ -12,8 +14,8 @@ _BASE_GIB = 2
 _NVIDIA = "10de"
 
 
-def host_facts(ref: HostRef, shape: FakeShape, *, boot_id: str, images_mib: int) -> HostFacts:
-    """The survey of a host of this shape, whose images have this size together; its disks are thin."""
+def host_facts(ref: HostRef, shape: FakeShape, *, boot_id: str, images_mib: Mapping[str, int]) -> HostFacts:
+    """The survey of a host of this shape, with the sizes of its images by file; its disks are thin."""
     total_gib = shape.disk_mib // 1024
     return HostFacts(
         hostname=ref.name,
@@ -28,8 +30,8 @@ def host_facts(ref: HostRef, shape: FakeShape, *, boot_id: str, images_mib: int)
         accel=_SIMULATED,
         accel_why="a simulated host runs no guest",
         disk_total_gib=total_gib,
-        disk_free_gib=max(0, total_gib - _BASE_GIB - images_mib // 1024),
-        disk_written_mib={},
+        disk_free_gib=max(0, total_gib - _BASE_GIB - -(-sum(images_mib.values()) // 1024)),
+        disk_written_mib=images_mib,
         pool=_SIMULATED,
         network=ref.network.name,
         network_range=", ".join(NETWORKS),

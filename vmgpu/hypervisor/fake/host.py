@@ -62,7 +62,7 @@ class FakeHost(Hypervisor):
         """What the URI says, called simulated wherever a name is asked for."""
         with self._line.reading() as db:
             boot_id = db.execute("SELECT boot_id FROM host").fetchone()[0]
-            images_mib = db.execute("SELECT coalesce(sum(virtual_mib), 0) FROM images").fetchone()[0]
+            images_mib = dict(db.execute("SELECT volume, virtual_mib FROM images").fetchall())
         return host_facts(self.ref, self.shape, boot_id=boot_id, images_mib=images_mib)
 
     def checkup(self) -> tuple[Check, ...]:

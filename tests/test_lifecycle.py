@@ -442,6 +442,12 @@ class TestCapturing:
         assert isinstance(step(a_view(state=S.capturing, capture_as="image-2"), world), Nap)
         assert world.asked == ["shutdown"]
 
+    def test_a_guest_is_not_stopped_for_a_copy_that_has_no_room(self, play: Play) -> None:
+        world = play(room=False)
+        with pytest.raises(HostRefused, match="100 MiB are free in the image store of vmgpu: the VM was left as it is"):
+            step(a_view(state=S.capturing, capture_as="image-2"), world)
+        assert world.asked == []
+
     @pytest.mark.parametrize(
         ("given", "state"),
         [
@@ -522,7 +528,7 @@ def test_a_step_catches_nothing(play: Play, state: VMState) -> None:
 
     for verb in ("look", "has_disk", "ensure_disk", "power_off", "ensure_defined", "ensure_running", "guest_checked"):
         setattr(world.host, verb, silent)
-    for verb in ("shutdown", "erase", "copy_flat", "drop_disk", "address"):
+    for verb in ("shutdown", "erase", "see_room", "copy_flat", "drop_disk", "address"):
         setattr(world.host, verb, silent)
     world.carver = silent  # type: ignore[method-assign, assignment]
     with pytest.raises(HostUnreachable):

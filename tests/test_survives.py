@@ -18,7 +18,7 @@ from tests.factories import admin, make_database, make_settings
 from tests.worlds import House
 from vmgpu import crash, host_outcomes, leases, lifecycle, machines, outcomes, views, vm_work, work, worker
 from vmgpu.db import Database, claim, next_number, setting, wake
-from vmgpu.errors import Conflict, Reason, ReasonCode, Unavailable, VmgpuError
+from vmgpu.errors import Conflict, HostRefused, Reason, ReasonCode, Unavailable, VmgpuError
 from vmgpu.hypervisor.fake.host import FakeHost
 from vmgpu.ledger import fleet
 from vmgpu.models import (
@@ -755,6 +755,26 @@ class TestWhatASecondPairOfEyesFound:
         world = vm_work._world(house.worker._ground, job, view)
         with pytest.raises(outcomes.TakenOver):
             _ = world.host
+
+    def test_a_snapshot_without_room_leaves_the_guest_running(
+        self, house: House, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        hand = house.host()
+        house.request()
+        house.reaches(S.running)
+
+        def full(host: FakeHost, vm_id: str, target: Path) -> None:
+            short = outcomes.reason(ReasonCode.no_room_for_copy, needed_mib=9, free_mib=1, where="the pool of host h1")
+            raise HostRefused(short.sentence(), hint=short.cure(), reason=short)
+
+        monkeypatch.setattr(FakeHost, "see_room", full)
+        vms.capture(house.db, house.settings, house.me, "s1", CaptureRequest(image="t/x:1"))
+        house.until(lambda: house.row(Image, "t/x:1").state is ImageState.failed)
+        because = Reason.of(house.row(Image, "t/x:1").reason)
+        assert because and because.code is ReasonCode.no_room_for_copy
+        house.reaches(S.running)
+        counts = hand.counts()
+        assert (counts["started"], counts["guest_off"], counts["powered_off"]) == (1, 0, 0)
 
     def test_a_person_with_a_kept_console_can_go(self, house: House) -> None:
         house.host()

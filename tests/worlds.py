@@ -114,6 +114,7 @@ class PlayedHost:
     addr: str | None = "192.0.2.7"
     disk: bool = True
     ready: bool = True
+    room: bool = True
     card: str = "seen"
     card_there: bool = True
     boot: str = "boot-1"
@@ -174,6 +175,11 @@ class PlayedHost:
 
     def dial(self, address: str, port: int) -> object | None:
         return None
+
+    def see_room(self, vm_id: str, target: Path) -> None:
+        if not self.room:
+            short = reason(ReasonCode.no_room_for_copy, needed_mib=2048, free_mib=100, where="the image store of vmgpu")
+            raise HostRefused(short.sentence(), reason=short)
 
     def copy_flat(self, vm_id: str, target: Path, *, progress: Progress) -> None:
         self._note("copy_flat")

@@ -152,6 +152,7 @@ class ReasonCode(StrEnum):
     image_broken = "image_broken"
     image_not_on_host = "image_not_on_host"
     capture_failed = "capture_failed"
+    no_room_for_copy = "no_room_for_copy"
     card_held_open = "card_held_open"
     card_is_console = "card_is_console"
     group_not_viable = "group_not_viable"
@@ -310,6 +311,10 @@ _WORDS: Mapping[ReasonCode, tuple[str, str]] = {
     ),
     ReasonCode.image_broken: ("Image {image} cannot be used: {detail}", "Import or capture it again."),
     ReasonCode.capture_failed: ("The capture failed: {detail}", "The VM is as it was. Take the snapshot again."),
+    ReasonCode.no_room_for_copy: (
+        "A copy of the disk may need {needed_mib} MiB, {free_mib} MiB are free in {where}: the VM was left as it is",
+        "Delete images that are no longer needed, or add disk there; then take the snapshot again.",
+    ),
     ReasonCode.card_held_open: (
         "Card {gpu} is held open by process {pid} ({command})",
         "End that process, or keep the card for the host.",

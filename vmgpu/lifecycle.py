@@ -276,10 +276,12 @@ def rest(vm: VMView, world: World) -> Outcome:
 @step(S.capturing, within=3600)
 def capture(vm: VMView, world: World) -> Outcome:
     """Power off, copy the disk flat into the store, and go back to what it was; the copy is generalised by itself."""
+    assert vm.capture_as  # noqa: S101 - steer hops here for nothing else
+    target = world.store_path(vm.capture_as)
+    world.host.see_room(vm.id, target)  # before the guest is stopped for nothing
     if waiting := _power_down(vm, world):
         return waiting
-    assert vm.capture_as  # noqa: S101 - steer hops here for nothing else
-    world.host.copy_flat(vm.id, world.store_path(vm.capture_as), progress=world.progress(ReasonCode.copying_disk))
+    world.host.copy_flat(vm.id, target, progress=world.progress(ReasonCode.copying_disk))
     return Hop(after_capture(vm), {"address": None})
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
+import pytest
 from sqlmodel import select
 
 from tests import factories
@@ -79,6 +82,22 @@ def test_each_wish_lands_on_the_row(house: House) -> None:
     assert call("/vms/s1/release").json()["wanted"] == "gone"
     refused = call("/vms/s1/start")
     assert refused.status_code == 409 and refused.json()["error"]["code"] == "conflict"
+
+
+def test_a_snapshot_without_room_is_refused_at_once(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image of 512 MiB and a disk of which the survey saw 3 GiB written do not go into a store with 2 GiB free."""
+    host = factories.make_host(house.db)
+    factories.make_image(house.db)
+    vm = factories.make_vm(house.db, house.admin.actor, host=host)
+    with house.db.write() as session:
+        row = session.get_one(Host, host.id)
+        row.facts = {**(row.facts or {}), "disk_written_mib": {vm.id: 3072}}
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Mock(free=2 * 2**30))
+    refused = house.admin.post("/vms/s1/snapshot", {"image": "team/mine:1"})
+    assert refused.status_code == 409
+    assert "may need 3584 MiB, 2048 MiB are free in the image store" in refused.json()["error"]["message"]
+    assert house.admin.get("/images/team/mine:1").status_code == 404
+    assert _row(house, vm).capture_as is None
 
 
 def test_those_that_are_gone_are_listed_only_where_asked_for(house: House) -> None:

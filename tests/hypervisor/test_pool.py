@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -86,6 +87,27 @@ def test_what_is_written_is_told_of_disks_by_their_vm_and_of_images_by_their_fil
 ) -> None:
     lay(connection, "v1.qcow2", "v1.seed.iso", "image-a.qcow2", "image-a.qcow2.whole-qcow2", "image-b.raw")
     assert set(pool.facts().written_mib) == {"v1", "image-a.qcow2", "image-b.raw"}
+
+
+def test_a_copy_without_room_is_refused_before_it_is_made(
+    connection: libvirt.virConnect, pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk of 1 MiB: too much for a store that is full, and for a pool that is."""
+    lay(connection, "v1.qcow2")
+    target = tmp_path / "flat.qcow2"
+    pool.see_room("v1", target)
+    pool.see_room("no-such-vm", target)
+    size = len(b"0" * 2**19)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(size, 0, size))  # type: ignore[attr-defined]
+    with pytest.raises(HostRefused, match="may need 1 MiB, 0 MiB are free in the image store") as no:
+        pool.see_room("v1", target)
+    assert no.value.reason and no.value.reason.code is ReasonCode.no_room_for_copy
+    monkeypatch.undo()
+    everything = connection.storagePoolLookupByName(POOL).info()[3]
+    xml = f"<volume><name>all.raw</name><capacity>{everything}</capacity></volume>"
+    connection.storagePoolLookupByName(POOL).createXML(xml, 0)
+    with pytest.raises(HostRefused, match="are free in the pool of host gpu1"):
+        pool.see_room("v1", target)
 
 
 def test_a_copy_that_fails_leaves_no_part_of_it(connection: libvirt.virConnect, pool: Pool, tmp_path: Path) -> None:

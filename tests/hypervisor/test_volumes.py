@@ -163,6 +163,7 @@ def test_a_disk_is_copied_into_one_file(host: KvmHost, make_spec: SpecMaker, tmp
     host.ensure_running(spec.id)
     with pytest.raises(HostRefused, match="running"):
         host.copy_flat(spec.id, target, progress=silent)
+    host.see_room(spec.id, target)
     host.power_off(spec.id)
     host.copy_flat(spec.id, target, progress=said.append)
     assert said[-1] == 100 and said == sorted(said)

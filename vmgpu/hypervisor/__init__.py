@@ -375,6 +375,9 @@ class Hypervisor(Protocol):
     def console(self, vm_id: str, limit: int = 256 * 1024) -> bytes:
         """The end of the serial console's log; empty when there is none."""
 
+    def see_room(self, vm_id: str, target: Path) -> None:
+        """Raises HostRefused where `copy_flat` would find no room, here or at `target`; the VM may run meanwhile."""
+
     def copy_flat(self, vm_id: str, target: Path, *, progress: Progress) -> None:
         """Copy the (powered-off) VM's disk into one qcow2 file without a backing file at `target`."""
 

@@ -132,6 +132,10 @@ class KvmHost:
         with self._pooled() as pool:
             return pool.has_disk(vm_id)
 
+    def see_room(self, vm_id: str, target: Path) -> None:
+        with self._pooled() as pool:
+            pool.see_room(vm_id, target)
+
     def copy_flat(self, vm_id: str, target: Path, *, progress: Progress) -> None:
         with self._link.use() as connection:
             self._must_be_off(connection, vm_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -136,6 +137,25 @@ class Pool:
         """Whether a finished disk lies here."""
         found = self._find(f"{vm_id}{DISK}")
         return found is not None and _finished(found)
+
+    def see_room(self, vm_id: str, target: Path) -> None:
+        """Raises HostRefused where a flat copy of the disk finds no room at `target`, or, fetched from afar, here."""
+        disk = self._find(f"{vm_id}{DISK}")
+        if disk is None:
+            return  # the copy itself tells that
+        _type, capacity, needed = disk.info()
+        base = maybe(self._connection.storageVolLookupByPath, _backing(disk) or "")
+        needed = min(capacity, needed + (base.info()[2] if base is not None else 0))
+        places = [("the image store of vmgpu", shutil.disk_usage(target.parent).free)]
+        if not self._local:
+            self._reread()
+            places.append((f"the pool of host {self._host}", self._pool.info()[3]))
+        for where, free in places:
+            if free < needed:
+                short = reason(
+                    ReasonCode.no_room_for_copy, needed_mib=needed // _MIB, free_mib=free // _MIB, where=where
+                )
+                raise HostRefused(short.sentence(), hint=short.cure(), reason=short)
 
     def copy_flat(self, vm_id: str, target: Path, *, progress: Progress) -> None:
         """Copy the disk and all it stands on into one qcow2 file of this machine; whole or not there."""

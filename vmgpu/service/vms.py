@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 
@@ -16,6 +17,7 @@ from vmgpu.models import (
     Console,
     Event,
     Flavor,
+    Host,
     Image,
     ImageState,
     OnStop,
@@ -200,6 +202,7 @@ def capture(db: Database, settings: Settings, actor: Actor, ref: str, asked: Cap
         elif old:
             raise Conflict(f"There is an image {asked.image} already", hint="Take another name or tag.", where="image")
         base = session.get_one(Image, vm.image_id)
+        _refuse_without_room(session, settings, vm, base)
         members = session.exec(select(VMMember.login).where(VMMember.vm_id == vm.id)).all()
         image = Image(
             name=asked.image,
@@ -278,6 +281,20 @@ def _refuse_impossible(session: Session, vm: VM) -> None:
     never = placement.never(wish, ledger.fleet(session))
     if never:
         raise Impossible(never.sentence(), hint=never.cure(), where="flavor")
+
+
+def _refuse_without_room(session: Session, settings: Settings, vm: VM, base: Image) -> None:
+    """What the last survey saw of the disk must find room in the store; its host looks again before the VM stops."""
+    host = session.get(Host, vm.host_id) if vm.host_id else None
+    if host is None or host.simulated:
+        return
+    needed = base.copy_mib + (host.facts or {}).get("disk_written_mib", {}).get(vm.id, 0)
+    settings.images_dir.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(settings.images_dir).free // 2**20
+    if free < needed:
+        where = "the image store of vmgpu"
+        short = reason(ReasonCode.no_room_for_copy, needed_mib=needed, free_mib=free, where=where)
+        raise Conflict(short.sentence(), hint=short.cure(), where="image")
 
 
 def _locked(session: Session, vm: VM) -> VM:

@@ -143,6 +143,10 @@ class FakeHost(Hypervisor):
         with self._line.reading() as db:
             return rows.has(db, "disks", vm_id)
 
+    def see_room(self, vm_id: str, target: Path) -> None:
+        """A simulated disk's copy is a line of text."""
+        self._line.greet()
+
     def copy_flat(self, vm_id: str, target: Path, *, progress: Progress) -> None:
         """Write a small text file, marked as a simulated disk, that `ensure_image` takes back in."""
         with self._line.reading() as db:

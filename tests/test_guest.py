@@ -468,6 +468,36 @@ def test_a_driver_that_tells_no_memory_proves_less(inside: Guest) -> None:
     assert (checked.card, checked.warnings) == (Card.seen, ("nvidia-smi does not tell the card's memory",))
 
 
+SMI_Q = """
+==============NVSMI LOG==============
+GPU 00000000:07:00.0
+    Product Name                          : NVIDIA L40S-4Q
+    vGPU Software Licensed Product
+        Product Name                      : NVIDIA RTX Virtual Workstation
+        License Status                    : {}
+    GPU Reset Status
+"""
+
+
+@pytest.mark.parametrize(
+    "status", ["Licensed (Expiry: 2030-3-1 10:0:0 GMT)", "Unlicensed (Unrestricted)", "Unlicensed (Restricted)"]
+)
+def test_the_licence_is_what_the_guests_driver_says(inside: Guest, status: str) -> None:
+    inside.program("nvidia-smi", f"cat <<'TEXT'\n{SMI_Q.format(status)}TEXT")
+    assert guest.licence(inside.door) == status
+
+
+def test_of_two_vgpus_the_one_without_a_licence_counts() -> None:
+    both = SMI_Q.format("Licensed (Expiry: 2030-3-1 10:0:0 GMT)") + SMI_Q.format("Unlicensed (Restricted)")
+    assert facts.look_at_licence(both) == "Unlicensed (Restricted)"
+
+
+@pytest.mark.parametrize("smi", ["exit 9", "echo License Status", f"cat <<'TEXT'\n{SMI_Q.format('')}TEXT"])
+def test_a_driver_that_says_nothing_of_a_licence_is_not_unlicensed(inside: Guest, smi: str) -> None:
+    inside.program("nvidia-smi", smi)
+    assert guest.licence(inside.door) is None
+
+
 def test_half_a_character_is_no_text(inside: Guest) -> None:
     inside.ended(recoverable={"WARNING": ["bad \ud800 end"]})
     assert inside.check().warnings == ("warning: bad ? end",)

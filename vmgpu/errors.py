@@ -165,6 +165,8 @@ class ReasonCode(StrEnum):
     keep_ended = "keep_ended"
     stopped_by_guest = "stopped_by_guest"
     paused = "paused"
+    vgpu_unlicensed = "vgpu_unlicensed"
+    vgpu_licence_unset = "vgpu_licence_unset"
     restarted_after_host = "restarted_after_host"
     retried_elsewhere = "retried_elsewhere"
     asked = "asked"
@@ -352,6 +354,17 @@ _WORDS: Mapping[ReasonCode, tuple[str, str]] = {
     ReasonCode.paused: (
         "The host has halted it ({detail}): nothing in it moves",
         "An admin makes room in the host's pool, or looks at its log of this VM; then: virsh resume.",
+    ),
+    ReasonCode.vgpu_unlicensed: (
+        "Its vGPU has no licence (its driver says: {state}): 20 minutes after its boot it slows down to a crawl",
+        "The guest must reach the licence server on ports 443 and 80, and its clock must be right; journalctl -u "
+        "nvidia-gridd in the guest says more. A newer token: vmgpu host set {host} --licence-token FILE, then stop "
+        "and start the VM. With a licence the vGPU is at full speed at once.",
+    ),
+    ReasonCode.vgpu_licence_unset: (
+        "Its vGPU has no licence (its driver says: {state}): 20 minutes after its boot it slows down to a crawl",
+        "An admin gives host {host} the token of the licence server: vmgpu host set {host} --licence-token FILE; then "
+        "stop and start the VM.",
     ),
     ReasonCode.restarted_after_host: ("It was found off after {detail} and is started again", ""),
     ReasonCode.retried_elsewhere: ("It failed ({detail}) and is tried once more elsewhere", ""),

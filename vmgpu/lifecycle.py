@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from vmgpu import guest, specs
+from vmgpu import guest, licensing, specs
 from vmgpu.errors import Reason, ReasonCode, reason
 from vmgpu.hypervisor import Carver, HostDevice, Hypervisor, Power, Progress, Simulated
 from vmgpu.models import OnStop, VMState, Wanted
@@ -55,12 +55,16 @@ class Hop:
 
 @dataclass(frozen=True)
 class Nap:
-    """Stay, and look again after so many seconds; None: when a wish, the lease or the host says so."""
+    """Stay, and look again after so many seconds; None: when a wish, the lease or the host says so.
+
+    `news`: the kind of Event that `because` is worth.
+    """
 
     seconds: float | None
     because: Reason | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
     slices_back: bool = False
+    news: str = ""
 
 
 @dataclass(frozen=True)
@@ -223,7 +227,7 @@ def watch(vm: VMView, world: World) -> Outcome:
     """See that the domain still runs. Shut off is a stop; gone with the host's boot, or crashed, is started again."""
     seen = world.host.look(vm.id)
     if seen.power is Power.running:
-        return Nap(None)
+        return _read_licence(vm, world)
     if seen.power is Power.paused:
         return Nap(30, reason(ReasonCode.paused, detail=seen.why))
     if seen.power is Power.absent:
@@ -417,11 +421,29 @@ def _keys_may_be_its_own(console: bytes) -> bool:
 
 def _proved(world: World, done: guest.Checked) -> Hop:
     ran = {"card": str(done.card), "warnings": list(done.warnings), "ever_ran": True, "tries": 0, "ran_at": world.now}
-    return Hop(S.running, ran)
+    return Hop(S.running, ran | {"licence": None, "licence_at": None})
 
 
-def _look_inside(vm: VMView, world: World) -> guest.Checked:
-    door = guest.Door(
+def _read_licence(vm: VMView, world: World) -> Nap:
+    """Whether a vGPU has its licence, at the moments when that may have changed; a running VM never ends by it."""
+    due, before = licensing.next_look(vm), licensing.verdict(vm)
+    if due is None:
+        return Nap(None)
+    if due > world.now:
+        return Nap((due - world.now).total_seconds(), before)
+    try:
+        state = guest.licence(_door(vm, world)) if vm.image.has_init else None
+    except (guest.NotYet, guest.CheckFailed):
+        return Nap(licensing.AGAIN.total_seconds(), before)
+    vm = replace(vm, licence=state, licence_at=world.now)
+    found, again = licensing.verdict(vm), licensing.next_look(vm)
+    seconds = (again - world.now).total_seconds() if again else None
+    told = "unlicensed" if found and found != before else ""
+    return Nap(seconds, found, {"licence": state, "licence_at": world.now}, news=told)
+
+
+def _door(vm: VMView, world: World) -> guest.Door:
+    return guest.Door(
         address=vm.address or "",
         port=22,
         user=world.our_login,
@@ -429,6 +451,10 @@ def _look_inside(vm: VMView, world: World) -> guest.Checked:
         host_key=vm.host_key,
         dial=world.host.dial,
     )
+
+
+def _look_inside(vm: VMView, world: World) -> guest.Checked:
+    door = _door(vm, world)
     if vm.image.has_init:
         return guest.check(door, specs.card_want(vm))
     if guest.host_key_matches(door):

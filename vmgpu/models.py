@@ -278,6 +278,7 @@ class Host(Claimed, table=True):
     emulate: list[str] = _json(list)
     device_ids: list[str] = _json(list)
     mdev_parents: list[str] = _json(list)
+    licence: Mapping[str, Any] = _json(dict)
     host_key: str | None = Field(default=None, sa_type=Text)
     boot_id: str = ""
     facts: Mapping[str, Any] | None = Field(default=None, sa_type=JSON)
@@ -396,6 +397,8 @@ class VM(Claimed, table=True):
     devices: list[Mapping[str, Any]] = _json(list)
     address: str | None = None
     card: str | None = None
+    licence: str | None = None
+    licence_at: datetime | None = _time(None)
     warnings: list[str] = _json(list)
     warned: list[str] = _json(list)
     console_asked: datetime | None = _time(None)

@@ -94,6 +94,8 @@ def apply_vm(session: Session, vm: VM, view: VMView, outcome: Outcome) -> bool:
             _change(vm, view, outcome.changes)
             if outcome.slices_back:
                 _slices_back(session, vm, view)
+            if outcome.news and outcome.because:
+                session.add(Event(vm_id=vm.id, kind=outcome.news, state=vm.state, reason=outcome.because.as_dict()))
             if not (outcome.because and vm.state in _SETTLED and outcome.because.code in _PASSING):
                 vm.reason = outcome.because.as_dict() if outcome.because else _kept_reason(vm)
             let_go(vm, _due(vm, view, outcome.seconds))

@@ -6,6 +6,7 @@ import re
 import shlex
 import unicodedata
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,15 @@ def html(template: str, **values: Any) -> str:
     return _html().get_template(template).render(**values)
 
 
+@dataclass(frozen=True)
+class Licence:
+    """What a guest's vGPU is licensed by: NVIDIA's feature type, a server of the old kind (NAME[:PORT]), the token."""
+
+    feature: int
+    server: str
+    token: str = field(repr=False)
+
+
 def seed(
     *,
     instance_id: str,
@@ -45,6 +55,7 @@ def seed(
     our_login: str,
     our_key: str,
     has_init: bool,
+    licence: Licence | None = None,
 ) -> dict[str, bytes]:
     """The files of a VM's NoCloud disk, name to content; Invalid where a value has no place in them.
 
@@ -62,6 +73,8 @@ def seed(
         "accounts": accounts,
         "our_manager": f"/etc/systemd/system/user@{_OUR_UID}.service.d/vmgpu.conf",
         "host_key": _line(host_key, "host key"),
+        "gridd_conf": _gridd_conf(licence) if licence else "",
+        "token": licence.token if licence else "",
         "host_key_private": host_key_private.rstrip("\n") + "\n",
     }
     files = {name: _yaml().get_template(f"{name}.j2").render(**values) for name in _DOCUMENTS}
@@ -150,6 +163,15 @@ def _account(login: str, keys: Iterable[str], shell: str, uid: int | None = None
     if not _LOGIN.fullmatch(login):
         raise Invalid(f"{login!r} is no Linux login", where="members")
     return {"name": login, "shell": shell, "uid": uid, "keys": [_line(key, "key") for key in keys]}
+
+
+def _gridd_conf(licence: Licence) -> str:
+    """The licence daemon's settings, in NVIDIA's words; with a token alone it needs no server."""
+    server, _, port = licence.server.partition(":")
+    lines = [f"FeatureType={licence.feature}"]
+    lines += [f"ServerAddress={server}"] if server else []
+    lines += [f"ServerPort={port}"] if port else []
+    return "".join(f"{_line(line, 'licence setting')}\n" for line in lines)
 
 
 def _mac(text: str) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from datetime import timedelta
 from fractions import Fraction
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -117,6 +117,23 @@ DeviceId = Annotated[
 ParentName = Annotated[
     str,
     AfterValidator(_matching(re.compile(r"[A-Za-z0-9_-]{1,64}"), "a parent is a name in /sys/class/mdev_bus")),
+]
+LicenceServer = Annotated[
+    str,
+    AfterValidator(
+        _matching(re.compile(r"([A-Za-z0-9.-]{1,253}(:[0-9]{1,5})?)?"), "a licence server is NAME or NAME:PORT")
+    ),
+]
+LicenceToken = Annotated[
+    str,
+    Field(max_length=32768),
+    AfterValidator(str.strip),
+    AfterValidator(
+        _matching(
+            re.compile(r"[A-Za-z0-9._=+/-]*"),
+            "a client configuration token is one word, as the licence server's page gives it in a .tok file",
+        )
+    ),
 ]
 NamePattern = Annotated[str, Field(max_length=63), AfterValidator(_pattern)]
 Memory = Annotated[
@@ -260,6 +277,14 @@ class HostRequest(Body):
         return cards
 
 
+class LicenceChange(Body):
+    """How guests with a vGPU of this host get their licence; what is left out stays, an empty text takes it away."""
+
+    feature: Literal[0, 1, 2, 4] | None = Field(default=None, description="FeatureType in gridd.conf; 1 fits vGPUs")
+    server: LicenceServer | None = Field(default=None, description="A licence server of the old kind: NAME[:PORT]")
+    token: LicenceToken | None = Field(default=None, description="The client configuration token; never shown again")
+
+
 class HostChange(Body):
     """Settings of a host that may change."""
 
@@ -271,6 +296,7 @@ class HostChange(Body):
     mdev_parents: list[ParentName] | None = Field(
         default=None, max_length=64, description="Parents in /sys/class/mdev_bus that are no PCI device"
     )
+    licence: LicenceChange | None = None
 
 
 class UserRequest(Body):

@@ -37,9 +37,16 @@ def spec(vm: VMView, *, our_login: str, our_key: str) -> VMSpec:
                 our_login=our_login,
                 our_key=our_key,
                 has_init=vm.image.has_init,
+                licence=_licence(vm),
             )
         ),
     )
+
+
+def _licence(vm: VMView) -> render.Licence | None:
+    """What the seed brings; nothing where the host has no settings: the image may have its own."""
+    found = vm.licensing
+    return render.Licence(found.feature, found.server, found.token) if found and (found.token or found.server) else None
 
 
 def card_want(vm: VMView) -> guest.CardWant | None:

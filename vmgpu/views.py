@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
 from typing import Any
@@ -29,6 +29,8 @@ from vmgpu.models import (
 
 _DEVICES = {"pci": Pci, "mdev": Mdev, "emulated": Emulated}
 OUR_NETWORK = "vmgpu"
+NVIDIA = "10de"
+_LICENSED = ("vgpu", "mig")
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,15 @@ class CardView:
     pci_ids: tuple[str, ...]
     bars_mib: tuple[int, ...]
     memory_mib: int | None
+
+
+@dataclass(frozen=True)
+class LicenceView:
+    """How a guest with a vGPU gets its licence: NVIDIA's feature type, an old server as NAME[:PORT], the token."""
+
+    feature: int = 1
+    server: str = ""
+    token: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True)
@@ -99,6 +110,10 @@ class VMView:
     slices: tuple[SliceRef, ...]
     gpu: CardView | None
     devices: tuple[HostDevice, ...]
+    licensing: LicenceView | None
+    licence: str | None
+    licence_at: datetime | None
+    ran_at: datetime | None
     numa_node: int | None
     logins: tuple[Login, ...]
     address: str | None
@@ -149,6 +164,7 @@ def view(session: Session, vm: VM, *, installation: str) -> VMView:
         copy_reason=copy.reason if copy else None,
         slices=tuple(slice_ref(piece, gpu) for piece, gpu in cut),
         gpu=_card(cut[0][1]) if cut else None,
+        licensing=_licensing(host, [gpu for _, gpu in cut]),
         numa_node=cut[0][1].facts.get("numa_node") if cut and not cut[0][1].emulated else None,
         logins=_logins(session, vm.id),
     )
@@ -197,6 +213,13 @@ def devices_of(stored: list[Mapping[str, Any]]) -> tuple[HostDevice, ...]:
 def devices_as(devices: tuple[HostDevice, ...]) -> list[Mapping[str, Any]]:
     """Devices in the form that rows keep."""
     return [{"kind": type(device).__name__.lower(), **vars(device)} for device in devices]
+
+
+def _licensing(host: Host | None, cards: Iterable[Gpu]) -> LicenceView | None:
+    """None where nothing is to be licensed: only a vGPU of NVIDIA's asks for it."""
+    if host and any(gpu.mode in _LICENSED and gpu.facts.get("vendor") == NVIDIA for gpu in cards):
+        return LicenceView(**host.licence)
+    return None
 
 
 def _card(gpu: Gpu) -> CardView:

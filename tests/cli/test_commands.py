@@ -146,7 +146,7 @@ def test_waiting_says_each_phase(vmgpu: Run, service: Service) -> None:
     assert vmgpu("vm", "list", "--state", "gone", "--json").json["items"][0]["name"] == "w"
 
 
-def test_a_host_that_is_not_surveyed_is_exit_code_1(vmgpu: Run) -> None:
+def test_a_host_that_is_not_surveyed_is_exit_code_1(vmgpu: Run, tmp_path: Path) -> None:
     said = vmgpu("host", "add", "slow", "qemu:///system?x", "--wait", "0.1")
     assert said.code == 1  # an address that is none
     said = vmgpu("host", "add", "f1", "fake://2xA100-40GB?cpus=8&memory=64g&mood=slow", "--wait", "0.2", "--json")
@@ -154,6 +154,13 @@ def test_a_host_that_is_not_surveyed_is_exit_code_1(vmgpu: Run) -> None:
     assert vmgpu("host", "drain", "f1", "--json").json["draining"] is True
     assert vmgpu("host", "drain", "f1", "--off", "--json").json["draining"] is False
     assert vmgpu("host", "set", "f1", "--overcommit", "2", "--json").json["overcommit"] == 2
+    token = tmp_path / "client_configuration_token.tok"
+    token.write_text("ab.cd.ef\n")
+    licensed = vmgpu("host", "set", "f1", "--licence-token", str(token), "--licence-feature", "2", "--json")
+    assert licensed.json["licence"] == {"feature": 2, "server": "", "has_token": True}
+    assert "ab.cd.ef" not in licensed.out and "ab.cd.ef" not in vmgpu("host", "show", "f1").out
+    assert vmgpu("host", "set", "f1", "--licence-token", "ab.cd.ef").code == 2
+    assert not vmgpu("host", "set", "f1", "--licence-token", "", "--json").json["licence"]["has_token"]
     assert vmgpu("host", "remove", "f1", "--wait", "0", "--json").json["state"] == "removing"
 
 

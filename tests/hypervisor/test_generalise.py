@@ -19,9 +19,9 @@ from vmgpu.hypervisor.generalise import generalise, what_remains
 # No libvirtd is asked, but an appliance boots: the same runs have the time and the tools.
 REAL = pytest.mark.skipif("VMGPU_TEST_LIBVIRT" not in os.environ, reason="VMGPU_TEST_LIBVIRT is not set")
 
-SECRETS = tuple(b"-- a secret that must not lie on in free blocks: %d --" % number for number in range(4))
+SECRETS = tuple(b"-- a secret that must not lie on in free blocks: %d --" % number for number in range(5))
 LARGE_COPIES = 100_000
-KEYS, PASSWORDS, SEED, LARGE = (each.decode() for each in SECRETS)
+KEYS, PASSWORDS, SEED, LARGE, TOKEN = (each.decode() for each in SECRETS)
 ODD_HOME = "/home/o'd\"d \\ *[x]\u00fc"
 
 PASSWD = f"""\
@@ -53,6 +53,9 @@ GOES = {
     "tmp/folder/file": "x",
     "var/tmp/file": "x",
     "etc/shadow-": SHADOW,
+    "etc/nvidia/gridd.conf": "FeatureType=1\nServerAddress=licences\nClientConfigTokenPath=/opt/our tokens\n",
+    "etc/nvidia/ClientConfigToken/client_configuration_token_vmgpu.tok": TOKEN,
+    "opt/our tokens/client_configuration_token_01-02-2030.tok": TOKEN,
     "root/.ssh/authorized_keys": "ssh-ed25519 AAAA root",
     "root/.bash_history": PASSWORDS,
     "home/ann/.ssh/authorized_keys": "ssh-ed25519 AAAA ann",
@@ -71,6 +74,8 @@ STAYS = {
     "etc/fstab": "/dev/sda / ext4 defaults 0 1\n",
     "etc/passwd": PASSWD,
     "etc/ssh/sshd_config": "Port 22\n",
+    "etc/nvidia/gridd.conf.template": "FeatureType=0\n",
+    "opt/our tokens/readme.txt": "whose they are\n",
     "home/ann/work.txt": "weeks of work\n",
     "home/ann/.ssh/config": "Host x\n",
     "home/x/.bash_history": "nobody's: o'd\"d's pattern must not reach it\n",
@@ -124,7 +129,7 @@ def test_what_belongs_to_one_machine_goes_and_the_work_stays(used: Path) -> None
         assert f"mode: {0o100640}" in disk.ask("stat /etc/shadow")
         assert disk.ask("is-dir /var/log/apt").strip() == "true"
     left = used.read_bytes()
-    assert [left.count(secret) for secret in SECRETS[:3]] == [0, 0, 0]
+    assert [left.count(secret) for secret in (*SECRETS[:3], SECRETS[4])] == [0, 0, 0, 0]
     assert left.count(SECRETS[3]) < LARGE_COPIES / 5  # trimmed; only whole clusters can be
 
 

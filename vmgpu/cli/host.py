@@ -123,13 +123,32 @@ def drain(desk: Desk, name: str, off: bool) -> None:
     "--device-id", "device_ids", multiple=True, help="A PCI id that is a card too, like 1234:1111; repeatable."
 )
 @click.option("--mdev-parent", "mdev_parents", multiple=True, help="A mediated device's parent that is no PCI device.")
-def set_host(desk: Desk, name: str, **given: Any) -> None:
-    """Change a host's settings; what is listed replaces what was."""
+@click.option(
+    "--licence-token", metavar="FILE", help="The client configuration token for guests with a vGPU; '' takes it away."
+)
+@click.option("--licence-feature", type=click.Choice(["0", "1", "2", "4"]), help="FeatureType in gridd.conf  [1].")
+@click.option("--licence-server", metavar="NAME[:PORT]", help="A licence server of the old kind; '' takes it away.")
+def set_host(
+    desk: Desk,
+    name: str,
+    licence_token: str | None,
+    licence_feature: str | None,
+    licence_server: str | None,
+    **given: Any,
+) -> None:
+    """Change a host's settings; what is listed replaces what was. A licence reaches a VM at its next start."""
     body = {key: value for key, value in given.items() if value}
+    licence = {
+        "token": _token(licence_token) if licence_token is not None else None,
+        "feature": int(licence_feature) if licence_feature else None,
+        "server": licence_server,
+    }
+    if any(value is not None for value in licence.values()):
+        body["licence"] = {key: value for key, value in licence.items() if value is not None}
     if not body:
-        raise click.UsageError("say what to set: --overcommit, --device-id or --mdev-parent")
+        raise click.UsageError("say what to set: --overcommit, --device-id, --mdev-parent or --licence-token")
     changed = desk.patch("hosts", name, body=body)
-    if "overcommit" not in body:
+    if {"device_ids", "mdev_parents"} & set(body):
         changed = desk.post("hosts", name, "survey", wait=60)
     desk.done(changed, lambda: _show(changed))
 
@@ -190,6 +209,13 @@ def _state(found: dict[str, Any]) -> str:
     return "draining" if found["draining"] and found["state"] == "ready" else str(found["state"])
 
 
+def _licence(found: dict[str, Any] | None) -> str | None:
+    if not found or not (found["has_token"] or found["server"]):
+        return None
+    held = "a token" if found["has_token"] else "no token"
+    return f"{held}, feature type {found['feature']}" + (f", server {found['server']}" if found["server"] else "")
+
+
 def _show(found: dict[str, Any]) -> None:
     facts = found["facts"] or {}
     say.facts(
@@ -205,6 +231,7 @@ def _show(found: dict[str, Any]) -> None:
             ("network", found["bridge"] or facts.get("network_range")),
             ("libvirt", facts.get("libvirt")),
             ("guests run by", facts.get("accel")),
+            ("licence", _licence(found["licence"])),
             ("warnings", facts.get("warnings")),
             ("orphans", found["orphans"]),
             ("surveyed", say.when(found["surveyed_at"])),
@@ -225,6 +252,16 @@ def _key(given: str) -> str:
     if not path.is_file():
         raise click.UsageError(f"--host-key: {given!r} is neither a key nor a file")
     return _key_in(path)
+
+
+def _token(given: str) -> str:
+    """What is in the file: the token itself is no argument, which everybody on this machine could read."""
+    if not given:
+        return ""
+    path = Path(given)
+    if not path.is_file():
+        raise click.UsageError(f"--licence-token: there is no file {given!r}")
+    return path.read_text(errors="replace").strip()
 
 
 def _key_in(path: Path) -> str:

@@ -221,6 +221,7 @@ def _show(found: dict[str, Any]) -> None:
             ("host", (found["host"] or "-") + (" (simulated)" if found["simulated"] else "")),
             ("gpu", _gpu(found)),
             ("card", found["card"]),
+            ("licence", f"{found['licence']} (read {say.when(found['licence_at'])})" if found["licence"] else None),
             ("warnings", found["warnings"]),
             ("capturing", found["capturing"]),
             ("lease ends", say.when(found["lease_ends"]) if found["lease_ends"] else None),

@@ -27,12 +27,13 @@ from vmgpu.guest.facts import (
     Unfinished,
     look_at_card,
     look_at_cloud_init,
+    look_at_licence,
     parts_of,
     says_no_seed,
 )
 
 __all__ = ["Card", "CardWant", "CheckFailed", "Checked", "CloudInit", "Door", "EmulatedCard", "NotYet", "PciCard"]
-__all__ += ["Ran", "check", "host_key_matches", "run", "says_no_seed"]
+__all__ += ["Ran", "check", "host_key_matches", "licence", "run", "says_no_seed"]
 
 
 def _straight(address: str, port: int) -> Any:
@@ -126,6 +127,11 @@ def check(door: Door, want: CardWant | None, *, timeout: float = 240, sysroot: s
     except Unfinished:
         raise NotYet(*[reason(ReasonCode.waiting_cloud_init)] * 2) from None
     return Checked(card=card, cloud_init=cloud_init, warnings=(*warnings, *more), detail=detail)
+
+
+def licence(door: Door, *, timeout: float = 40) -> str | None:
+    """What the guest's driver says of its vGPU's licence; None where it says nothing. NotYet when nobody answers."""
+    return look_at_licence(run(door, _LICENCE, timeout=timeout).text)
 
 
 @contextmanager
@@ -259,6 +265,7 @@ def _probe() -> str:
     return Path(__file__).with_name("probe.sh").read_text()
 
 
+_LICENCE = "LC_ALL=C timeout 30 nvidia-smi -q 2>/dev/null </dev/null\n"
 _MOST_OUTPUT = 1024 * 1024
 # A guest that is still booting drops connections; paramiko would log each as an error with its traceback.
 _WIRE = "vmgpu.guest.wire"

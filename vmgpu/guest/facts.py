@@ -118,6 +118,12 @@ def look_at_card(parts: Mapping[str, str], want: CardWant | None) -> tuple[Card,
     return Card.works, f"{where}; nvidia-smi: {memory} MiB{'; CUDA works' if want.cuda else ''}", ()
 
 
+def look_at_licence(text: str) -> str | None:
+    """The licence status in what `nvidia-smi -q` prints, the worst of several vGPUs; None where it has no such line."""
+    found = [" ".join(each.split())[:_MOST_WORDS] for each in _LICENCE.findall(text)]
+    return min(found, key=lambda each: each.casefold().startswith("licensed"), default=None)
+
+
 def says_no_seed(console: bytes) -> bool:
     """Whether the console shows that cloud-init found no seed: then nobody can log in to ask it."""
     return b"Datasource DataSourceNone" in console or b"Used fallback datasource" in console
@@ -304,4 +310,7 @@ _LEAST_SHARE = 0.8  # of the nominal memory: ECC, page tables and the driver tak
 _DEGRADED = 2
 _MOST_DETAIL = 1000  # characters
 _MOST_WARNINGS = 20
+_MOST_WORDS = 100  # characters of what a driver says in one line
+# "GRID" and "Licensed Product" with older drivers; the state stands alone on its line with all
+_LICENCE = re.compile(r"^\s*License Status\s*:\s*(\S.*)$", re.M)
 _UNITS = {"KiB": 1 / 1024, "MiB": 1, "GiB": 1024, "TiB": 1024**2}

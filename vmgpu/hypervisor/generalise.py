@@ -35,6 +35,9 @@ _ONE_MACHINES = (
     "/var/lib/sudo/{lectured,ts}/*",
     "/{tmp,var/tmp}/{*,.[!.]*}",
     "/etc/{shadow,gshadow}-",
+    # whose licence its vGPU used
+    "/etc/nvidia/gridd.conf",
+    "/etc/nvidia/ClientConfigToken/*",
 )
 # What holds a key or a password is overwritten where it lies, before it goes: trimming frees whole clusters only, and
 # a small file's cluster is full of others that stay.
@@ -43,6 +46,8 @@ _SECRETS = (
     "/etc/{shadow,gshadow}-",
     "/var/lib/cloud/instances/*/*.{txt,i,pkl}",
     "/var/lib/cloud/seed/*/*",
+    "/etc/nvidia/gridd.conf",
+    "/etc/nvidia/ClientConfigToken/*",
 )
 _SECRETS_OF_A_HOME = "{.ssh/id_*,.*_history}"
 _OVERWRITTEN = 64 * 1024
@@ -66,11 +71,15 @@ def generalise(path: Path, *, accel: str, users: Sequence[str], seconds: float =
         homes = _homes(disk.ask("cat /etc/passwd"))
         secrets = [*(_pattern(each) for each in _SECRETS)]
         secrets += [_pattern(_SECRETS_OF_A_HOME, home) for home in homes]
+        tokens = [_pattern("*.tok", place) for place in _token_folders(disk.ask("-cat /etc/nvidia/gridd.conf"))]
+        secrets += tokens
         (disk.folder / "zeros").write_bytes(bytes(_OVERWRITTEN))
         disk.tell(*(f"-glob upload-offset zeros {each} 0" for each in secrets), "sync")
         # Empty, not missing: systemd then makes a new one, without taking the machine for never set up.
         disk.tell("touch /etc/machine-id", "truncate /etc/machine-id")
-        disk.tell(*(f"glob rm-rf {_pattern(each)}" for each in _ONE_MACHINES))
+        disk.tell(
+            *(f"glob rm-rf {_pattern(each)}" for each in _ONE_MACHINES), *(f"-glob rm-f {each}" for each in tokens)
+        )
         # A pattern may match a folder, which rm-f refuses and which stays.
         disk.tell(*(f"-glob rm-f {_pattern(each)}" for each in _FILES_ONLY))
         disk.tell(*(f"-glob rm-f {_pattern(_OF_A_HOME, home)}" for home in homes))
@@ -80,12 +89,13 @@ def generalise(path: Path, *, accel: str, users: Sequence[str], seconds: float =
 
 
 def what_remains(path: Path, *, accel: str = "tcg", seconds: float = SECONDS) -> tuple[str, ...]:
-    """What of one machine is still on the disk, one line each: its id, host keys, users' keys, cloud-init's state."""
+    """What of one machine is still on the disk, one line each: its id, keys, cloud-init's state, its licence."""
     with guestfish.session(path, access="read", accel=accel, seconds=seconds) as disk:
         disk.mount()
         found = [f"machine-id {word}" for word in disk.ask("-cat /etc/machine-id").split()]
         homes = _homes(disk.ask("cat /etc/passwd"))
         patterns = [_pattern("/etc/ssh/ssh_host_*"), _pattern("/var/lib/cloud/*")]
+        patterns += [_pattern("/etc/nvidia/{gridd.conf,ClientConfigToken/*}")]
         patterns += [_pattern("{.ssh/authorized_keys*,.*_history}", home) for home in homes]
         for pattern in patterns:
             found += disk.ask(f"glob-expand {pattern}").splitlines()
@@ -102,6 +112,11 @@ def _homes(passwd: str) -> list[str]:
     fields = (line.split(":") for line in passwd.splitlines())
     named = {each[5] for each in fields if len(each) == 7 and each[5].startswith("/")}
     return sorted((named | {"/root"}) - {"/", "/nonexistent", "/dev", "/dev/null", "/proc"})
+
+
+def _token_folders(gridd_conf: str) -> list[str]:
+    """Where else than in its own folder the licence daemon was told to look for tokens."""
+    return re.findall(r"^\s*ClientConfigTokenPath\s*=\s*[\"']?(/[^\"'\n]*[^\"'\s])", gridd_conf, re.M)
 
 
 def _lock(disk: guestfish.Session, users: Iterable[str]) -> None:

@@ -44,13 +44,13 @@ def add(db: Database, actor: Actor, asked: HostRequest) -> Host:
 
 
 def change(db: Database, actor: Actor, name: str, asked: HostChange) -> Host:
-    """Drain a host or end the drain; set its overcommit."""
+    """Change a host's settings; of the licence's, what is left out stays."""
     must_be_admin(actor)
     with db.write() as session:
         host = find_host(session, name)
         session.refresh(host, with_for_update=HOLD)  # the leader compares its version
         for field, value in asked.model_dump(exclude_none=True).items():
-            setattr(host, field, value)
+            setattr(host, field, {**host.licence, **value} if field == "licence" else value)
         host.version += 1
         session.add(Event(host_id=host.id, kind="host_changed", who=actor.name))
         return host

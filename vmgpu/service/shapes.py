@@ -57,6 +57,8 @@ class VMOut(BaseModel):
     fgpu: str | None
     slices: list[SliceOut]
     card: str | None
+    licence: str | None
+    licence_at: datetime | None
     warnings: list[str]
     on_stop: str | None
     capturing: str | None
@@ -102,6 +104,14 @@ class GpuOut(BaseModel):
     slices: list[SliceOut]
 
 
+class LicenceOut(BaseModel):
+    """How guests with a vGPU get their licence. The token itself is never shown."""
+
+    feature: int
+    server: str
+    has_token: bool
+
+
 class HostOut(BaseModel):
     """A host. Memory in MiB; `memory_held_mib` and `vcpus_held` are promised to VMs. None is unknown."""
 
@@ -128,6 +138,7 @@ class HostOut(BaseModel):
     surveyed_at: datetime | None
     facts: dict[str, Any] | None
     gpus: list[GpuOut]
+    licence: LicenceOut | None
 
 
 class CheckOut(BaseModel):

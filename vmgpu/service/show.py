@@ -35,6 +35,7 @@ from vmgpu.service.shapes import (
     HostOut,
     ImageOut,
     KeyOut,
+    LicenceOut,
     Said,
     ShareOut,
     SliceOut,
@@ -51,7 +52,8 @@ Row = TypeVar("Row", bound=SQLModel)
 # what `vms` reads of a row: loading whole rows, with all their JSON, costs several times as much
 VM_COLUMNS = (
     "id", "name", "owner_id", "state", "wanted", "state_since", "reason", "address", "flavor", "image_id", "host_id",
-    "vcpus", "memory_mib", "disk_gib", "profile", "fgpu", "card", "warnings", "on_stop", "capture_as", "expires_at",
+    "vcpus", "memory_mib", "disk_gib", "profile", "fgpu", "card", "licence", "licence_at",
+    "warnings", "on_stop", "capture_as", "expires_at",
     "lease_seconds", "delete_at", "keep_until", "holds", "host_key", "created_at",
 )  # fmt: skip
 
@@ -100,6 +102,8 @@ def vms(session: Session, rows: Sequence[VM]) -> list[VMOut]:
                 fgpu=vm.fgpu,
                 slices=cuts[vm.id],
                 card=vm.card,
+                licence=vm.licence,
+                licence_at=vm.licence_at,
                 warnings=list(vm.warnings),
                 on_stop=vm.on_stop.value if vm.on_stop else None,
                 capturing=images.get(vm.capture_as or ""),
@@ -148,7 +152,10 @@ def hosts(session: Session, rows: Sequence[Host], *, to: Actor | None = None) ->
     if to is None or to.admin:
         return answer
     # how a host is opened, and what runs there beside ours, is an admin's business
-    return [host.model_copy(update={"uri": "", "reason": None, "facts": None, "orphans": []}) for host in answer]
+    return [
+        host.model_copy(update={"uri": "", "reason": None, "facts": None, "orphans": [], "licence": None})
+        for host in answer
+    ]
 
 
 def flavors(session: Session, rows: Sequence[Flavor]) -> list[FlavorOut]:
@@ -351,6 +358,11 @@ def _host(host: Host, held: list[VM], cards: list[GpuOut]) -> HostOut:
         vms=len(held),
         facts=facts,
         gpus=cards,
+        licence=LicenceOut(
+            feature=host.licence.get("feature", 1),
+            server=host.licence.get("server", ""),
+            has_token=bool(host.licence.get("token")),
+        ),
     )
 
 

@@ -311,6 +311,6 @@ _DEGRADED = 2
 _MOST_DETAIL = 1000  # characters
 _MOST_WARNINGS = 20
 _MOST_WORDS = 100  # characters of what a driver says in one line
-# "GRID" and "Licensed Product" with older drivers; the state stands alone on its line with all
-_LICENCE = re.compile(r"^\s*License Status\s*:\s*(\S.*)$", re.M)
+# the section above it has other names with older drivers
+_LICENCE = re.compile(r"^[ \t]*License Status[ \t]*:[ \t]*(\S.*)$", re.M)
 _UNITS = {"KiB": 1 / 1024, "MiB": 1, "GiB": 1024, "TiB": 1024**2}

@@ -17,10 +17,10 @@ from tests.gpuhost.machine import OpenMachine as Open
 from vmgpu import host_outcomes, ledger, placement
 from vmgpu.db import Database
 from vmgpu.errors import Conflict, ReasonCode
-from vmgpu.hypervisor import GpuFacts, HostFacts
+from vmgpu.hypervisor import DomainSeen, GpuFacts, Held, HostFacts, Power
 from vmgpu.machines import HostNews
 from vmgpu.models import Gpu, GpuState, Host, Slice
-from vmgpu.service import gpus, plans
+from vmgpu.service import gpus, plans, show
 from vmgpu.service.access import Actor
 
 
@@ -153,6 +153,40 @@ class TestIdentity:
         rows = surveyed(db, host, (replace(card, key="GPU-other", uuid="GPU-other"),))
         assert len(rows) == 2
         assert {row.id: row.state for row in rows}[before.id] is GpuState.absent
+
+
+class TestAnOrphan:
+    """A domain of ours without a row, on a host that was given up and came back."""
+
+    def see(self, db: Database, host: Host, *held: Held) -> list[tuple[str, ...]]:
+        """What each card of the host has taken once a visit told what the orphan holds."""
+        orphan = DomainSeen("v9", "old-1", Power.running, installation="here")
+        news = HostNews("boot-1", (orphan,), None, {"v9": held})
+        with db.write() as session:
+            row = session.get_one(Host, host.id)
+            host_outcomes.apply_host(session, row, news, "here", timedelta(seconds=30))
+        with db.read() as session:
+            cards = sorted(ledger.fleet(session).cards.values(), key=lambda card: card.name)
+        return [tuple(piece.profile for piece in card.taken) for card in cards]
+
+    def test_a_whole_card_that_it_has_is_taken(self, db: Database) -> None:
+        host = factories.make_host(db, cards=())
+        factories.make_real_gpu(db, host, mode="passthrough")
+        assert self.see(db, host, Held("whole", address="0000:41:00.0")) == [("whole",)]
+        assert self.see(db, host, Held("whole", address="0000:99:00.0")) == [()]
+
+    def test_emulated_pieces_lie_where_there_is_room(self, db: Database, me: Actor) -> None:
+        host = factories.make_host(db, cards=("A100-40GB", "A100-40GB"))
+        factories.make_image(db)
+        factories.make_vm(db, me, "mine", host=host, profile="7g.40gb")
+        half = Held("3g.20gb", model="A100-40GB")
+        assert self.see(db, host, half, half) == [("7g.40gb",), ("3g.20gb", "3g.20gb")]
+        with db.read() as session:
+            gpus = {gpu.name: gpu.orphans for gpu in show.gpus(session)}
+            hidden = show.gpus(session, to=Actor("x", "x", admin=False))
+        assert gpus == {"h1/0": [], "h1/1": ["3g.20gb by orphan domain old-1"] * 2}
+        assert all(gpu.orphans == [] for gpu in hidden)
+        assert self.see(db, host) == [("7g.40gb",), ()]
 
 
 def test_our_own_pieces_are_not_taken_for_strangers(db: Database, me: Actor, machine: Open) -> None:

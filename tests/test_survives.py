@@ -19,6 +19,7 @@ from tests.worlds import House
 from vmgpu import crash, host_outcomes, leases, lifecycle, machines, outcomes, views, vm_work, work, worker
 from vmgpu.db import Database, claim, next_number, setting, wake
 from vmgpu.errors import Conflict, HostRefused, Reason, ReasonCode, Unavailable, VmgpuError
+from vmgpu.hypervisor import GpuRef, SliceRef
 from vmgpu.hypervisor.fake.host import FakeHost
 from vmgpu.ledger import fleet
 from vmgpu.models import (
@@ -174,6 +175,34 @@ class TestAHand:
         assert orphan in hand.everything().running()
         with hand._state.write() as db:
             db.execute("DELETE FROM domains WHERE id = ?", (orphan,))
+
+    def test_what_an_orphan_holds_is_taken_until_it_is_removed(self, house: House) -> None:
+        """A host is given up for lost, comes back and is added again: half of its card is still in use there."""
+        hand = house.host()
+        left = house.request("left")
+        house.reaches(S.running, "left")
+        hand.set_mood("unreachable")
+        house.until(lambda: house.row(Host, "h1").state is HostState.unreachable)
+        hosts.remove(house.db, house.me, "h1", lost=True)
+        house.until(lambda: not house.there(Host, "h1"))
+        hand.set_mood("cheerful")
+        house.request("one", image="base")
+        house.request("two", image="base")
+        hosts.add(house.db, house.me, HostRequest(name="h1", uri="fake://A100-40GB"))
+        house.reaches(S.running, "one")
+        house.until(lambda: reason_of(house.vm("two")) == ReasonCode.no_slice_free)
+        with house.db.read() as session:
+            (card,) = show.gpus(session)
+        assert card.orphans == [f"3g.20gb by orphan domain left-{left.id[:8]}"]
+        there = house.worker._ground.hosts.get(house.row(Host, "h1").id)
+        (held,) = there.holds(left.id)
+        there.power_off(left.id)
+        gpu = GpuRef(card.id, "emulated", card.model, card.address)
+        there.carver("emulated").release(SliceRef("", left.id, gpu, "3g.20gb", held.start or 0, 4, 3, 0))
+        there.erase(left.id)
+        house.reaches(S.running, "two")
+        with house.db.read() as session:
+            assert [card.orphans for card in show.gpus(session)] == [[]]
 
 
 class TestAGuest:

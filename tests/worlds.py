@@ -273,6 +273,11 @@ class House:
         with self.db.read() as session:
             return session.exec(select(kind).where(kind.name == name)).one()  # type: ignore[attr-defined]
 
+    def there(self, kind: type[Row], name: str) -> bool:
+        """Whether there is a row of this name."""
+        with self.db.read() as session:
+            return session.exec(select(kind).where(kind.name == name)).first() is not None  # type: ignore[attr-defined]
+
     def vm(self, name: str = "s1") -> VM:
         """The VM of this name as it is now."""
         return self.row(VM, name)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
+from typing import Any
 
 from sqlmodel import Session, col, delete, select
 
 from vmgpu import ledger, outcomes
 from vmgpu.db import wake
 from vmgpu.errors import Reason, ReasonCode, reason
-from vmgpu.hypervisor import GpuFacts, HostFacts
+from vmgpu.hypervisor import DomainSeen, GpuFacts, Held, HostFacts
 from vmgpu.machines import Findings, HostNews, doctor_due, facts_as, gone_by_hand, orphans
 from vmgpu.models import VM, CopyState, Event, Gpu, GpuState, Host, HostState, ImageCopy, Slice, VMState, now
 
@@ -28,7 +29,9 @@ def apply_host(session: Session, host: Host, news: HostNews, installation: str, 
     host.state, host.reason, host.unreachable_since, host.boot_id = HostState.ready, None, None, news.boot_id
     rows = session.exec(select(VM).where(VM.host_id == host.id, VM.state != VMState.gone)).all()
     known = {vm.id for vm in session.exec(select(VM).where(VM.state != VMState.gone)).all()}
-    host.orphans = orphans(news.domains, installation, known)
+    left = orphans(news.domains, installation, known)
+    host.orphans = [f"{each.name} ({each.id})" for each in left]
+    _held_by_orphans(session, host, left, news.held)
     running = {vm.id for vm in rows if vm.state is VMState.running}
     off = {vm.id for vm in rows if vm.state is VMState.stopped}
     odd = {vm.id for vm in rows} if rebooted or was_away else gone_by_hand(running, off, news.domains)
@@ -105,6 +108,36 @@ def _surveyed(session: Session, host: Host, facts: HostFacts) -> None:
     _cards(session, host, facts.gpus)
 
 
+def _held_by_orphans(
+    session: Session, host: Host, left: Sequence[DomainSeen], held: Mapping[str, Sequence[Held]]
+) -> None:
+    """Note at each card what orphans have of it: it takes room until somebody removes the domain."""
+    there = select(Gpu).where(Gpu.host_id == host.id).order_by(Gpu.id).with_for_update(key_share=True)
+    cards = session.exec(there).all()
+    noted: dict[str, list[dict[str, Any]]] = {gpu.id: [] for gpu in cards}
+    for domain in left:
+        for piece in held.get(domain.id, ()):
+            taken = {"name": piece.profile, "start": piece.start, "slot": None, "by": domain.name}
+            mine = [gpu for gpu in cards if _may_be_of(piece, gpu)]
+            # of several emulated cards alike nobody knows which it was: the first with room for it
+            gpu = next((gpu for gpu in mine if _has_room(session, gpu, noted[gpu.id], taken)), None)
+            if gpu := gpu or next(iter(mine), None):
+                noted[gpu.id].append(taken)
+    for gpu in cards:
+        if gpu.facts.get("orphans", []) != noted[gpu.id]:
+            gpu.facts, gpu.version = {**gpu.facts, "orphans": noted[gpu.id]}, gpu.version + 1
+
+
+def _may_be_of(piece: Held, gpu: Gpu) -> bool:
+    return gpu.address == piece.address if piece.address else gpu.emulated and gpu.model == piece.model
+
+
+def _has_room(session: Session, gpu: Gpu, noted: list[dict[str, Any]], more: dict[str, Any]) -> bool:
+    cuts = session.exec(select(Slice).where(Slice.gpu_id == gpu.id)).all()
+    before = ledger.taken(gpu, cuts, noted)
+    return len(ledger.taken(gpu, cuts, [*noted, more])) > len(before)
+
+
 def _cards(session: Session, host: Host, seen: Iterable[GpuFacts]) -> None:
     there = select(Gpu).where(Gpu.host_id == host.id).order_by(Gpu.id).with_for_update(key_share=True)
     known = {gpu.key: gpu for gpu in session.exec(there).all()}
@@ -122,6 +155,7 @@ def _cards(session: Session, host: Host, seen: Iterable[GpuFacts]) -> None:
         cuts = session.exec(select(Slice).where(Slice.gpu_id == gpu.id)).all()
         kept = asdict(replace(facts, live=()))
         gpu.facts = {k: v for k, v in kept.items() if k not in ("key", "name", "model", "address", "emulated", "live")}
+        gpu.facts["orphans"] = before.get("orphans", [])
         gpu.facts["foreign"] = [asdict(each) for each in ledger.foreign(facts.live, cuts)]
         if before.get("uuid") and not facts.uuid:
             # bound to vfio-pci nobody can ask the card: what was heard before still holds

@@ -22,8 +22,9 @@ def visit(job: Job, ground: Ground) -> None:
     """See how a host is, or leave it for good."""
     with ground.db.read() as session:
         host = session.get_one(Host, job.row_id)
+        known = frozenset(session.exec(select(VM.id).where(VM.state != VMState.gone)).all())
     due = machines.survey_due(host.survey_asked, host.surveyed_at, now())
-    view = machines.HostView(host.id, host.name, host.state, due)
+    view = machines.HostView(host.id, host.name, host.state, due, ground.installation, known)
     job.doing, job.since, job.until = "visit", now(), now() + 2 * ground.settings.host_call_timeout
     crash.point("host.begin")
     try:

@@ -248,9 +248,7 @@ def _closed(host: Host) -> Reason | None:
 
 def _card(gpu: Gpu, cuts: list[Slice]) -> placement.CardState:
     own = told(gpu.model, gpu.mode, gpu.facts)
-    taken = [placement.Window(cut.start, cut.cells, cut.compute, cut.profile) for cut in cuts]
-    if own:
-        taken = _with_others(own, taken, gpu.facts.get("foreign", []))
+    others = [*(gpu.facts.get("foreign", []) if own else []), *gpu.facts.get("orphans", [])]
     closed = Reason.of(gpu.reason) if gpu.state is not GpuState.ready else None
     if gpu.state is GpuState.absent:
         closed = reason(ReasonCode.card_unhealthy, gpu=gpu.name, detail="the last survey did not see it")
@@ -259,12 +257,20 @@ def _card(gpu: Gpu, cuts: list[Slice]) -> placement.CardState:
         host_id=gpu.host_id,
         model=gpu.model,
         mode=placement.Mode(str(gpu.mode)),
-        taken=tuple(taken),
+        taken=tuple(taken(gpu, cuts, others)),
         closed=closed,
         version=gpu.version,
         name=gpu.name,
         told=own,
     )
+
+
+def taken(gpu: Gpu, cuts: Iterable[Slice], others: Sequence[Mapping[str, Any]]) -> list[placement.Window]:
+    """What is taken of a card: by our slices, and by what others and orphans cut from it."""
+    windows = [placement.Window(cut.start, cut.cells, cut.compute, cut.profile) for cut in cuts]
+    if not others or gpu.mode is None:
+        return windows
+    return _with_others(shape(gpu.model, gpu.mode, gpu.facts), windows, others)
 
 
 def foreign(live: Iterable[Live], cuts: Iterable[Slice]) -> list[Live]:
@@ -278,10 +284,10 @@ def foreign(live: Iterable[Live], cuts: Iterable[Slice]) -> list[Live]:
 
 
 def _with_others(
-    shape: placement.CardModel, taken: list[placement.Window], others: list[Mapping[str, Any]]
+    shape: placement.CardModel, taken: list[placement.Window], others: Sequence[Mapping[str, Any]]
 ) -> list[placement.Window]:
     """The card's windows with those of others; where a time-sliced one lies is nobody's business but the driver's."""
-    sizes = {profile.name: profile for profile in shape.profiles}
+    sizes = {profile.name: profile for profile in (*shape.profiles, shape.whole)}
     for live in others:
         size = sizes.get(live["name"])
         if size is None:

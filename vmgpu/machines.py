@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from vmgpu.errors import Reason, ReasonCode, Unavailable, VmgpuError, reason
-from vmgpu.hypervisor import DomainSeen, HostFacts, Hypervisor, ImageRef, Progress
+from vmgpu.hypervisor import DomainSeen, Held, HostFacts, Hypervisor, ImageRef, Progress
 from vmgpu.hypervisor.doctor import Check, unseen
 from vmgpu.hypervisor.generalise import generalise
 from vmgpu.models import HostState, ImageState, now
@@ -27,21 +27,29 @@ class HostView:
     name: str
     state: HostState
     survey_due: bool
+    installation: str = ""
+    known: frozenset[str] = frozenset()  # the ids of all VMs that have a row
 
 
 @dataclass(frozen=True)
 class HostNews:
-    """What a visit to a host brought: it answers, what runs there, and a survey where one was due."""
+    """What a visit to a host brought: it answers, what runs there, and a survey where one was due.
+
+    `held`: what each orphan there has of the cards, by the domain's id.
+    """
 
     boot_id: str
     domains: tuple[DomainSeen, ...]
     facts: HostFacts | None = None
+    held: Mapping[str, tuple[Held, ...]] = field(default_factory=dict)
 
 
 def visit(view: HostView, host: Hypervisor) -> HostNews:
     """See that the host answers and what runs there; survey it when that is due."""
     facts = host.survey() if view.survey_due else None
-    return HostNews(facts.boot_id if facts else host.boot_id(), host.domains(), facts)
+    boot_id, domains = facts.boot_id if facts else host.boot_id(), host.domains()
+    held = {each.id: host.holds(each.id) for each in orphans(domains, view.installation, view.known)}
+    return HostNews(boot_id, domains, facts, held)
 
 
 @dataclass(frozen=True)
@@ -142,9 +150,9 @@ def gone_by_hand(expected_running: set[str], expected_off: set[str], seen: tuple
     return (expected_running - running) | (expected_off & up)
 
 
-def orphans(seen: tuple[DomainSeen, ...], installation: str, known: set[str]) -> list[str]:
+def orphans(seen: Iterable[DomainSeen], installation: str, known: Collection[str]) -> list[DomainSeen]:
     """Domains that carry our installation's id and have no row: listed, never deleted."""
-    return sorted(f"{d.name} ({d.id})" for d in seen if d.installation == installation and d.id not in known)
+    return sorted((d for d in seen if d.installation == installation and d.id not in known), key=lambda d: d.name)
 
 
 SURVEY_EVERY = timedelta(minutes=10)

@@ -17,7 +17,20 @@ from lxml import etree
 
 from vmgpu import render
 from vmgpu.errors import HostRefused
-from vmgpu.hypervisor import Emulated, ImageRef, Mdev, Network, NetworkRef, Pci, Power, Seed, VMSpec, domain, networks
+from vmgpu.hypervisor import (
+    Emulated,
+    Held,
+    ImageRef,
+    Mdev,
+    Network,
+    NetworkRef,
+    Pci,
+    Power,
+    Seed,
+    VMSpec,
+    domain,
+    networks,
+)
 
 SCHEMAS = Path("/usr/share/libvirt/schemas")
 MDEV = Mdev("5a0e6e0c-6a0c-4d0f-8f0c-0f0c5a0e6e0c")
@@ -139,7 +152,10 @@ def driver() -> Any:
     connection.close()
 
 
-@pytest.mark.parametrize("devices", [(), (Pci("0000:65:00.0", managed=False),), (MDEV,)])
+LABEL = "vmgpu emulated A100-40GB 3g.20gb 19968 MiB"
+
+
+@pytest.mark.parametrize("devices", [(), (Pci("0000:65:00.0", managed=False),), (MDEV,), (Emulated(64, LABEL),)])
 def test_libvirt_itself_parses_it_and_keeps_our_mark(driver: Any, devices: tuple[Any, ...]) -> None:
     tree = etree.fromstring(domain.domain_xml(replace(SPEC, id=str(uuid.uuid4()), devices=devices), folder="/pool"))
     # The test driver knows neither QEMU's machines nor firmware.
@@ -148,6 +164,8 @@ def test_libvirt_itself_parses_it_and_keeps_our_mark(driver: Any, devices: tuple
     defined = driver.defineXML(etree.tostring(tree, encoding="unicode"))
     assert domain.mark(defined) == ("here", 4)
     assert not domain.agent_connected(defined)
+    told = {Pci: (Held("whole", address="0000:65:00.0"),), Emulated: (Held("3g.20gb", model="A100-40GB"),)}
+    assert domain.holds(defined) == next((told[type(each)] for each in devices if type(each) in told), ())
     defined.create()
     assert domain.seen(defined, *defined.state(), ("here", 4)).power is Power.running
     defined.destroy()

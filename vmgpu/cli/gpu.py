@@ -100,9 +100,8 @@ def _kind(card: dict[str, Any]) -> str:
 
 
 def _held(card: dict[str, Any]) -> str:
-    return ", ".join(
-        f"{cut['profile']}@{cut['start']}" + (f" {cut['vm']}" if cut["vm"] else "") for cut in card["slices"]
-    )
+    ours = (f"{cut['profile']}@{cut['start']}" + (f" {cut['vm']}" if cut["vm"] else "") for cut in card["slices"])
+    return ", ".join((*ours, *card["orphans"]))
 
 
 def _show(card: dict[str, Any]) -> None:

@@ -194,6 +194,16 @@ class DomainSeen:
 
 
 @dataclass(frozen=True)
+class Held:
+    """A piece of a card that a domain has, as its description tells: of the card at `address`, else of `model`."""
+
+    profile: str
+    address: str | None = None
+    model: str = ""
+    start: int | None = None
+
+
+@dataclass(frozen=True)
 class Cut:
     """One size that can be cut from a card: `type` is the vendor's number for it.
 
@@ -353,6 +363,9 @@ class Hypervisor(Protocol):
 
     def domains(self) -> tuple[DomainSeen, ...]:
         """Every domain of the host, foreign ones too; one call however many there are."""
+
+    def holds(self, vm_id: str) -> tuple[Held, ...]:
+        """What a domain has of the host's cards; asked only of one that has no row, whose row would tell."""
 
     def shutdown(self, vm_id: str) -> None:
         """Ask the guest to power off (ACPI); off already is fine."""

@@ -10,8 +10,10 @@ from defusedxml import ElementTree
 
 from vmgpu import render
 from vmgpu.errors import HostRefused
-from vmgpu.hypervisor import DomainSeen, Emulated, Mdev, Network, Pci, Power, VMSpec
+from vmgpu.hypervisor import DomainSeen, Emulated, Held, Mdev, Network, Pci, Power, VMSpec
+from vmgpu.hypervisor.carvers.emulated import label_read
 
+WHOLE = "whole"
 MARK = "urn:vmgpu:1"
 AGENT = "org.qemu.guest_agent.0"
 DISK, SEED, CONSOLE, NVRAM, FLAT = ".qcow2", ".seed.iso", ".console.log", ".nvram.fd", ".flat.qcow2"
@@ -105,11 +107,24 @@ def mark(domain: Any) -> Mark:
     return element.get("installation"), int(build) if build.isdecimal() else None
 
 
+def holds(domain: Any) -> tuple[Held, ...]:
+    """Whole cards by their address, emulated pieces by their label; vGPUs are seen at their card itself."""
+    tree = ElementTree.fromstring(domain.XMLDesc())
+    passed = tree.findall("devices/hostdev[@type='pci']/source/address")
+    labels = (label_read(entry.text or "") for entry in tree.findall("sysinfo/oemStrings/entry"))
+    return (*(Held(WHOLE, address=_address(each)) for each in passed), *(held for held in labels if held))
+
+
 def agent_connected(domain: Any) -> bool:
     """Whether the guest has opened its agent's channel: QEMU knows, the guest is not asked."""
     tree = ElementTree.fromstring(domain.XMLDesc())
     target = tree.find(f"devices/channel/target[@name='{AGENT}']")
     return target is not None and target.get("state") == "connected"
+
+
+def _address(element: Any) -> str:
+    domain, bus, slot, function = (int(element.get(name, "0"), 0) for name in ("domain", "bus", "slot", "function"))
+    return f"{domain:04x}:{bus:02x}:{slot:02x}.{function}"
 
 
 def _function(device: Pci) -> dict[str, object]:

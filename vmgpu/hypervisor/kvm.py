@@ -17,6 +17,7 @@ from vmgpu.errors import HostRefused, HostUnreachable
 from vmgpu.hypervisor import (
     Carver,
     DomainSeen,
+    Held,
     HostFacts,
     HostRef,
     Hypervisor,
@@ -182,6 +183,11 @@ class KvmHost:
                 domain.seen(found, stats["state.state"], stats["state.reason"], self._mark(found))
                 for found, stats in connection.getAllDomainStats(libvirt.VIR_DOMAIN_STATS_STATE, 0)
             )
+
+    def holds(self, vm_id: str) -> tuple[Held, ...]:
+        with self._link.use() as connection:
+            found = maybe(connection.lookupByUUIDString, vm_id)
+            return domain.holds(found) if found is not None else ()
 
     def shutdown(self, vm_id: str) -> None:
         with self._link.use() as connection:

@@ -73,7 +73,8 @@ class VMOut(BaseModel):
 class GpuOut(BaseModel):
     """A card with what is cut from it. `mode` None: listed and left alone; `now`: the mode that the host shows it in.
 
-    `offers`: mode → the names of what can be cut; `foreign`: what was cut by others, which is left alone.
+    `offers`: mode → the names of what can be cut; `foreign`: what was cut by others, which is left alone;
+    `orphans`: what domains of ours hold that have no row any more.
     """
 
     id: str
@@ -101,6 +102,7 @@ class GpuOut(BaseModel):
     offers: dict[str, list[str]]
     refusals: dict[str, str]
     foreign: list[str]
+    orphans: list[str]
     slices: list[SliceOut]
 
 

@@ -136,7 +136,7 @@ def gpus(session: Session, host: Host | None = None, *, to: Actor | None = None)
     if to is None or to.admin:
         return answer
     # what is wrong with a card names processes of its host
-    hidden: dict[str, Any] = {"reason": None, "refusals": {}, "held_by": "", "uuid": "", "serial": ""}
+    hidden: dict[str, Any] = {"reason": None, "refusals": {}, "held_by": "", "orphans": [], "uuid": "", "serial": ""}
     return [card.model_copy(update=hidden) for card in answer]
 
 
@@ -330,6 +330,7 @@ def _gpu(gpu: Gpu, host: Host, cuts: list[SliceOut]) -> GpuOut:
         offers={mode: _pieces(facts, mode) for mode in facts.get("modes", ())},
         refusals=dict(facts.get("refusals", {})),
         foreign=[str(each["name"]) for each in facts.get("foreign", ())],
+        orphans=[f"{each['name']} by orphan domain {each['by']}" for each in facts.get("orphans", ())],
         slices=cuts,
     )
 

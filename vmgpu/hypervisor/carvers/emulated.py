@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from vmgpu.hypervisor import Carved, Emulated, GpuFacts, SliceRef
+from vmgpu.hypervisor import Carved, Emulated, GpuFacts, Held, SliceRef
 
+_SAYS = "vmgpu emulated"
 _MIB_PER_5_GB = 16
 _MOST_MIB = 256  # QEMU's limit for bochs-display
 
@@ -16,11 +17,17 @@ class EmulatedCarver:
 
     def carve(self, ref: SliceRef) -> Carved:
         """The display device that stands for the slice, and the words the guest reads of it."""
-        label = f"vmgpu emulated {ref.gpu.model} {ref.profile} {ref.memory_mib} MiB"
+        label = f"{_SAYS} {ref.gpu.model} {ref.profile} {ref.memory_mib} MiB"
         return Carved((Emulated(video_mib=scale(ref.memory_mib), label=label),))
 
     def release(self, ref: SliceRef) -> None:
         """Nothing was cut."""
+
+
+def label_read(label: str) -> Held | None:
+    """The piece that a guest was told it has; None for anything else."""
+    said = re.fullmatch(rf"{_SAYS} (\S+) (\S+) \d+ MiB", label)
+    return Held(said.group(2), model=said.group(1)) if said else None
 
 
 def cards(models: Sequence[str]) -> tuple[GpuFacts, ...]:

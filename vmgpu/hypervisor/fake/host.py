@@ -13,6 +13,7 @@ from typing import ClassVar
 from vmgpu.errors import HostRefused, ReasonCode, reason
 from vmgpu.hypervisor import (
     DomainSeen,
+    Held,
     HostDevice,
     HostFacts,
     HostRef,
@@ -219,6 +220,11 @@ class FakeHost(Hypervisor):
     def domains(self) -> tuple[DomainSeen, ...]:
         with self._line.reading() as db:
             return tuple(rows.seen(row) for row in db.execute("SELECT * FROM domains ORDER BY id"))
+
+    def holds(self, vm_id: str) -> tuple[Held, ...]:
+        with self._line.reading() as db:
+            cuts = db.execute("SELECT * FROM cuts WHERE vm_id = ? ORDER BY card, start", (vm_id,)).fetchall()
+        return tuple(Held(cut["profile"], address=cut["card"], start=cut["start"]) for cut in cuts)
 
     def shutdown(self, vm_id: str) -> None:
         with self._line.changing("shutdown", vm_id) as db:

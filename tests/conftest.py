@@ -28,8 +28,8 @@ _WITH_PROCESSES = ("test_hostctl_client", "test_host_setup", "test_remote_setup"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The quick part goes without fake GPU hosts, hostctl's processes, demos and SSH servers."""
+    """The quick part goes without fake GPU hosts, hostctl's processes, handed-over stories, demos and SSH servers."""
     for item in items:
         fake = {"machine", "start"} & set(getattr(item, "fixturenames", ()))
-        if fake or "hostctl" in item.path.parts or item.path.stem in _WITH_PROCESSES:
+        if fake or {"hostctl", "handover"} & set(item.path.parts) or item.path.stem in _WITH_PROCESSES:
             item.add_marker(pytest.mark.slow)

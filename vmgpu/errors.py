@@ -179,8 +179,9 @@ _WORDS: Mapping[ReasonCode, tuple[str, str]] = {
         "Wait, release a VM that is no longer needed, or ask for a smaller share.",
     ),
     ReasonCode.cut_otherwise: (
-        "{cards} card(s) could hold {profile}, and are cut in pieces of {pieces} now: a card takes one size at a time",
-        "Wait: it starts by itself when the last of those pieces is given back. Or ask for that size.",
+        "{cards} card(s) could hold {profile}, and are cut in pieces of {pieces} until the last of {held} VM(s) there "
+        "ends: a card takes one size at a time",
+        "Wait: then it starts by itself. Or ask for that size.",
     ),
     ReasonCode.no_gpu_of_kind: (
         "No card that can be used now offers {wish}",

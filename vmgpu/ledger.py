@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from fractions import Fraction
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 from sqlalchemy import CursorResult, Update, update
 from sqlmodel import Session, col, select
@@ -246,7 +246,30 @@ def _closed(host: Host) -> Reason | None:
     return None
 
 
-def _card(gpu: Gpu, cuts: list[Slice]) -> placement.CardState:
+class Lying(Protocol):
+    """A slice as far as it takes room: its row, or what people are shown of it."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def cells(self) -> int: ...
+    @property
+    def compute(self) -> int: ...
+    @property
+    def profile(self) -> str: ...
+
+
+def room(gpu: Gpu, cuts: Iterable[Lying]) -> dict[str, int]:
+    """How many more of each size fit on a card in its mode now, each instead of the others; none where it is closed."""
+    state = _card(gpu, cuts) if gpu.mode else None
+    if state is None or state.closed:
+        return {}
+    sizes = placement.offered(state.shape, state.mode)
+    counts = {size.name: placement.places(state.shape, size, tuple(sorted(state.taken))) for size in sizes}
+    return {name: count for name, count in counts.items() if count}
+
+
+def _card(gpu: Gpu, cuts: Iterable[Lying]) -> placement.CardState:
     own = told(gpu.model, gpu.mode, gpu.facts)
     others = [*(gpu.facts.get("foreign", []) if own else []), *gpu.facts.get("orphans", [])]
     closed = Reason.of(gpu.reason) if gpu.state is not GpuState.ready else None
@@ -265,7 +288,7 @@ def _card(gpu: Gpu, cuts: list[Slice]) -> placement.CardState:
     )
 
 
-def taken(gpu: Gpu, cuts: Iterable[Slice], others: Sequence[Mapping[str, Any]]) -> list[placement.Window]:
+def taken(gpu: Gpu, cuts: Iterable[Lying], others: Sequence[Mapping[str, Any]]) -> list[placement.Window]:
     """What is taken of a card: by our slices, and by what others and orphans cut from it."""
     windows = [placement.Window(cut.start, cut.cells, cut.compute, cut.profile) for cut in cuts]
     if not others or gpu.mode is None:

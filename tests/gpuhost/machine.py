@@ -32,7 +32,7 @@ class Machine:
         """One of its cards."""
         return self.cards()[number]
 
-    def carver(self, mode: str, framework: str = "vfio") -> Carver:
+    def carver(self, mode: str, framework: str | None = "vfio") -> Carver:
         """The carver of a mode; libvirt is not there."""
 
         def no_libvirt() -> Any:

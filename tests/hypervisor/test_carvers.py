@@ -124,7 +124,7 @@ def test_no_iommu_is_refused_in_words(tree: Tree) -> None:
     assert "IOMMU is off" in refusal(whole(tree.root)).message
 
 
-@pytest.mark.parametrize(("mode", "framework"), [("mig", "mdev"), ("vgpu", None), ("", None), ("Passthrough", None)])
+@pytest.mark.parametrize(("mode", "framework"), [("mig", "other"), ("vgpu", "x"), ("", None), ("Passthrough", None)])
 def test_an_unknown_mode_is_said_clearly(mode: str, framework: str | None, tree: Tree) -> None:
     with pytest.raises(Invalid, match="No way is known"):
         carver_for(mode, framework, ask=LocalHostCtl(tree.root).call, use=no_libvirt)

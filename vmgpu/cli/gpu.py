@@ -121,6 +121,7 @@ def _show(card: dict[str, Any]) -> None:
             ("driver", card["driver"]),
             ("now", card["now"]),
             ("can be", [f"{mode}: {', '.join(pieces)}" for mode, pieces in card["offers"].items()]),
+            ("still fit", [f"{count} x {name}" for name, count in card["free"].items()]),
             ("cannot be", [f"{mode}: {why}" for mode, why in card["refusals"].items()]),
             ("held by", card["held_by"]),
             ("slices", _held(card)),

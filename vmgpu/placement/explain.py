@@ -206,6 +206,7 @@ def _why_no_slice(wish: Wish, fleet: Fleet, before: list[_Place]) -> Reason:
             ReasonCode.cut_otherwise,
             profile=" or ".join(sorted({own.name for _, own in held})),
             cards=len(others),
+            held=sum(len(place.card.taken) for place in before if place.card),
             pieces=" or ".join(_gib(size) for size in sorted(set(others))),
         )
     return reason(

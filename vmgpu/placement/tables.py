@@ -225,13 +225,13 @@ def legal(shape: CardModel, taken: Iterable[Window]) -> bool:
     return True
 
 
-@cache
-def places(shape: CardModel, profile: Profile) -> int:
-    """How many of this profile an empty card holds."""
-    laid: tuple[Window, ...] = ()
+@lru_cache(maxsize=1 << 14)
+def places(shape: CardModel, profile: Profile, taken: tuple[Window, ...] = ()) -> int:
+    """How many of this profile a card holds, beside what is taken already."""
+    laid = taken
     while free := starts(shape, layout(shape, laid), profile):
         laid = (*laid, Window(free[0], profile.cells, profile.compute, profile.name))
-    return len(laid)
+    return len(laid) - len(taken)
 
 
 def _bits(start: int, cells: int) -> int:

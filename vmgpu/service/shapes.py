@@ -73,8 +73,9 @@ class VMOut(BaseModel):
 class GpuOut(BaseModel):
     """A card with what is cut from it. `mode` None: listed and left alone; `now`: the mode that the host shows it in.
 
-    `offers`: mode → the names of what can be cut; `foreign`: what was cut by others, which is left alone;
-    `orphans`: what domains of ours hold that have no row any more.
+    `offers`: mode → the names of what can be cut; `free`: how many more of each fit in its mode now, each instead of
+    the others; `foreign`: what was cut by others, which is left alone; `orphans`: what domains of ours hold that have
+    no row any more.
     """
 
     id: str
@@ -100,6 +101,7 @@ class GpuOut(BaseModel):
     reset_methods: list[str] | None
     held_by: str
     offers: dict[str, list[str]]
+    free: dict[str, int]
     refusals: dict[str, str]
     foreign: list[str]
     orphans: list[str]

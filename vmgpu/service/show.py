@@ -328,6 +328,7 @@ def _gpu(gpu: Gpu, host: Host, cuts: list[SliceOut]) -> GpuOut:
         reset_methods=facts.get("reset_methods"),
         held_by=facts.get("held_by", ""),
         offers={mode: _pieces(facts, mode) for mode in facts.get("modes", ())},
+        free=ledger.room(gpu, cuts),
         refusals=dict(facts.get("refusals", {})),
         foreign=[str(each["name"]) for each in facts.get("foreign", ())],
         orphans=[f"{each['name']} by orphan domain {each['by']}" for each in facts.get("orphans", ())],

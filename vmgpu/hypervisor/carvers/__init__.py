@@ -9,6 +9,7 @@ from vmgpu.hypervisor.carvers.functions import Ask
 from vmgpu.hypervisor.carvers.mdev import MdevCarver, Use
 from vmgpu.hypervisor.carvers.mig import MigCarver
 from vmgpu.hypervisor.carvers.passthrough import PassthroughCarver
+from vmgpu.hypervisor.carvers.undecided import UndecidedCarver
 from vmgpu.hypervisor.carvers.vfio import VfioCarver
 
 
@@ -31,6 +32,10 @@ def carver_for(mode: str, framework: str | None, *, ask: Ask | None, use: Use) -
             return VfioCarver(ask)
         case "mig", "vfio":
             return MigCarver(ask)
+        case "mig", "mdev":
+            return MigCarver(ask, MdevCarver(use, ask))
+        case (("vgpu" | "mig"), None):
+            return UndecidedCarver(mode, ask, lambda framework: carver_for(mode, framework, ask=ask, use=use))
     raise Invalid(
         f"No way is known to cut a card in mode {mode!r} here (framework: {framework or 'none'})",
         hint="Survey the host again: vmgpu host survey HOST.",

@@ -9,21 +9,28 @@ from vmgpu.errors import HostRefused, ReasonCode, reason
 from vmgpu.hypervisor import Carved, GpuRef, Pci, SliceRef
 from vmgpu.hypervisor.carvers import functions
 from vmgpu.hypervisor.carvers.functions import Ask
+from vmgpu.hypervisor.carvers.mdev import MdevCarver
 
 Instance = Mapping[str, Any]
 
 
 class MigCarver:
-    """`ask` is hostctl on the card's host. Mode, functions, instances, types come in this order, and go in reverse."""
+    """`ask` is hostctl on the card's host. Mode, functions, instances, types come in this order, and go in reverse.
 
-    def __init__(self, ask: Ask) -> None:
-        self._ask = ask
+    `mdevs` where vGPUs are mediated devices: which instance one took shows only while its guest runs, and any of its
+    size is as good. One that a running guest has by such a choice is not destroyed; the slice waits for that guest.
+    """
+
+    def __init__(self, ask: Ask, mdevs: MdevCarver | None = None) -> None:
+        self._ask, self._mdevs = ask, mdevs
 
     def carve(self, ref: SliceRef) -> Carved:
         """An instance at the slice's place with a vGPU on it; where the driver chose another, that is followed."""
-        self._mode_on(ref.gpu)
+        mode_on(self._ask, ref.gpu)
         address = functions.of(self._ask, ref)
         own = self._instance_at(ref, ref.start) or self._made(ref)
+        if self._mdevs:
+            return self._mdevs.carve(ref)
         told = self._ask("vgpu", {"action": "set", "address": address, "type": ref.type or ref.profile})
         device = Pci(address, managed=False)
         took = told.get("gpu_instance")
@@ -42,18 +49,12 @@ class MigCarver:
     def release(self, ref: SliceRef) -> None:
         """The vGPU first, then the instance that lies at the slice's place."""
         address = functions.known(self._ask, ref)
-        if address is not None:
+        if self._mdevs:
+            self._mdevs.release(ref)
+        elif address is not None:
             self._ask("vgpu", {"action": "clear", "address": address})
         if own := self._instance_at(ref, ref.start):
             self._destroy(ref.gpu, own)
-
-    def _mode_on(self, gpu: GpuRef) -> None:
-        mode = self._ask("mig", {"action": "mode", "address": gpu.address, "on": True})
-        if not mode.get("current"):
-            raise HostRefused(
-                f"MIG mode of card {gpu.address} is switched on at its next reset only",
-                hint="End what uses the card (DCGM, the persistence daemon, exporters), or reboot the host.",
-            )
 
     def _made(self, ref: SliceRef) -> Instance:
         profiles = self._ask("mig", {"action": "list", "address": ref.gpu.address})["profiles"]
@@ -77,3 +78,13 @@ class MigCarver:
 
     def _destroy(self, gpu: GpuRef, instance: Instance) -> None:
         self._ask("mig", {"action": "destroy", "address": gpu.address, "instance": instance["instance"]})
+
+
+def mode_on(ask: Ask, gpu: GpuRef) -> None:
+    """Switch MIG on; a card that takes the mode at its next reset only is refused."""
+    mode = ask("mig", {"action": "mode", "address": gpu.address, "on": True})
+    if not mode.get("current"):
+        raise HostRefused(
+            f"MIG mode of card {gpu.address} is switched on at its next reset only",
+            hint="End what uses the card (DCGM, the persistence daemon, exporters), or reboot the host.",
+        )

@@ -335,13 +335,17 @@ class FakeHost(Hypervisor):
             )
         if not rows.has(db, "seeds", domain["id"]):
             raise HostRefused(f"simulated: the seed of {domain['name']!r} is not there")
+        self._must_be_cut(db, domain)
+        used = db.execute("SELECT coalesce(sum(memory_mib), 0) FROM domains WHERE power = 'running'").fetchone()[0]
+        if used + domain["memory_mib"] > self.shape.memory_mib:
+            count(db, "memory_overrun", domain["id"])
+            raise HostRefused("simulated: cannot set up guest memory: Cannot allocate memory")
+
+    def _must_be_cut(self, db: sqlite3.Connection, domain: sqlite3.Row) -> None:
+        """See that all its devices lie on the simulated cards."""
         held: Counter[str] = Counter()
         for row in db.execute("SELECT devices FROM cuts WHERE vm_id = ?", (domain["id"],)):
             held.update(json.loads(row["devices"]))
         for device in Counter(json.loads(domain["devices"])) - held:
             count(db, "uncut_device", domain["id"])
             raise HostRefused(f"simulated: device {device} was not cut for {domain['name']!r}")
-        used = db.execute("SELECT coalesce(sum(memory_mib), 0) FROM domains WHERE power = 'running'").fetchone()[0]
-        if used + domain["memory_mib"] > self.shape.memory_mib:
-            count(db, "memory_overrun", domain["id"])
-            raise HostRefused("simulated: cannot set up guest memory: Cannot allocate memory")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import threading
 import time
@@ -254,6 +255,20 @@ def test_every_body_has_an_example_and_every_address_is_described(house: House) 
                     bodies += 1
                     assert _has_example(api, content["schema"]), (verb, path)
     assert bodies >= 12
+
+
+def test_every_shape_that_the_document_names_is_in_it(house: House) -> None:
+    text = house.http.get("/api/v1/openapi.json").text
+    named = set(re.findall(r'"\$ref":\s*"#/components/schemas/([^"]+)"', text))
+    assert {"FaultOut", "VMOut", "SliceOut"} <= named <= json.loads(text)["components"]["schemas"].keys()
+
+
+def test_a_long_list_leaves_whole_and_in_order(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    factories.make_image(house.db)
+    for number in range(5):
+        factories.make_vm(house.db, house.admin.actor, f"s{number}")
+    monkeypatch.setattr("vmgpu.api.answers._AT_ONCE", 2)
+    assert [vm["name"] for vm in house.admin.get("/vms").json()["items"]] == ["s0", "s1", "s2", "s3", "s4"]
 
 
 def test_figures_count_rows_and_name_nobody(house: House) -> None:

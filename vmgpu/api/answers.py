@@ -5,18 +5,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Annotated, Any, Generic, TypeVar
 
 from fastapi import Query
 from pydantic import BaseModel, TypeAdapter
 from starlette.responses import Response
 
-Out = TypeVar("Out", bound=BaseModel)
+from vmgpu.service.shapes import VMOut
+
+Out = TypeVar("Out", bound=BaseModel | VMOut)
 Found = TypeVar("Found")
 Row = TypeVar("Row")
 
-_AT_ONCE = 250
+_AT_ONCE = 1000
+_WRITERS: dict[Any, TypeAdapter[list[Any]]] = {}
 
 # Whoever waits keeps a handler's thread meanwhile: most of those are for callers who do not wait.
 WAITERS = 8
@@ -35,6 +37,11 @@ class Items(BaseModel, Generic[Out]):
 def items(kind: type[Out], rows: Sequence[Out], *, status: int = 200) -> Response:
     """The rows as they are: they were checked when they were made, and FastAPI would check each of them once more."""
     return Response(b'{"items":' + _list_of(kind).dump_json(list(rows)) + b"}", status, media_type="application/json")
+
+
+def one(kind: type[Out], row: Out) -> Response:
+    """The row as it is."""
+    return Response(_list_of(kind).dump_json([row])[1:-1], media_type="application/json")
 
 
 def many(kind: type[Out], rows: Sequence[Row], shown: Callable[[Sequence[Row]], Sequence[Out]]) -> Response:
@@ -59,6 +66,7 @@ def until(look: Callable[[], Found | None], seconds: float, stopping: threading.
         _WAITERS.release()
 
 
-@lru_cache(maxsize=32)
-def _list_of(kind: type[BaseModel]) -> TypeAdapter[list[Any]]:
-    return TypeAdapter(list[kind])  # type: ignore[valid-type]
+def _list_of(kind: Any) -> TypeAdapter[list[Any]]:
+    if kind not in _WRITERS:
+        _WRITERS[kind] = TypeAdapter(list[kind])
+    return _WRITERS[kind]

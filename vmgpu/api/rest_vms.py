@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Query
 from starlette.responses import PlainTextResponse, Response
 
-from vmgpu.api.answers import PREFIX, Items, items, many, until
+from vmgpu.api.answers import PREFIX, Items, items, many, one, until
 from vmgpu.api.deps import Config, Db, Me, Stopping
 from vmgpu.api.faults import answers
 from vmgpu.errors import NotFound
@@ -145,4 +145,4 @@ def _called(db: Db, me: Actor, name: str) -> Response:
     except NotFound:
         meant = name.rpartition("/")[0]
         raise NotFound(f"There is no VM {meant!r}", hint="List them: vmgpu vm list.") from None
-    return Response(found.model_dump_json(), media_type="application/json")
+    return one(VMOut, found)

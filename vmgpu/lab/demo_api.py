@@ -8,11 +8,13 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
+from pydantic import TypeAdapter
 
 from vmgpu.errors import VmgpuError
 from vmgpu.service.shapes import FlavorOut, GpuOut, HostOut, ImageOut, LinkOut, ReachOut, VMOut
 
 _PIECE = 1024 * 1024
+_VMS = TypeAdapter(list[VMOut])
 
 
 class Problem(VmgpuError):
@@ -59,7 +61,7 @@ class Api:
 
     def vms(self) -> list[VMOut]:
         """The VMs that the caller sees, oldest first."""
-        return [VMOut.model_validate(one) for one in self.get("vms")["items"]]
+        return _VMS.validate_python(self.get("vms")["items"])
 
     def images(self) -> list[ImageOut]:
         """The images that the caller may use."""
@@ -79,7 +81,7 @@ class Api:
 
     def request(self, **wish: Any) -> list[VMOut]:
         """Ask for VMs."""
-        return [VMOut.model_validate(one) for one in self.post("vms", body=wish)["items"]]
+        return _VMS.validate_python(self.post("vms", body=wish)["items"])
 
     def way_into(self, vm: str) -> ReachOut:
         """How a VM is reached by SSH."""

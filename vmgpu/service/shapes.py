@@ -1,14 +1,20 @@
-"""The shapes that REST answers, the command line prints and the pages draw."""
+"""The shapes that REST answers, the command line prints and the pages draw.
+
+Those that come by the thousand are plain dataclasses: pydantic tells and writes them all the same, and one is made in a
+tenth of the time.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from pydantic import BaseModel
 
 
-class Said(BaseModel):
+@dataclass(slots=True)
+class Said:
     """A Reason in words."""
 
     code: str
@@ -16,7 +22,8 @@ class Said(BaseModel):
     cure: str
 
 
-class SliceOut(BaseModel):
+@dataclass(slots=True)
+class SliceOut:
     """A piece of a card. Sizes in cells of the card's memory grid, compute slices, and MiB."""
 
     gpu: str
@@ -32,7 +39,8 @@ class SliceOut(BaseModel):
     vm: str | None = None
 
 
-class VMOut(BaseModel):
+@dataclass(slots=True)
+class VMOut:
     """A virtual machine."""
 
     id: str

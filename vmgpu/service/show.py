@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any, TypeVar
 
@@ -84,11 +85,11 @@ def vms(session: Session, rows: Sequence[VM]) -> list[VMOut]:
                 name=vm.name,
                 owner=users.get(vm.owner_id, ""),
                 members=members[vm.id],
-                state=vm.state.value,
-                wanted=vm.wanted.value,
+                state=vm.state,
+                wanted=vm.wanted,
                 since=vm.state_since,
                 position=places.get(vm.id),
-                reason=said(vm.reason),
+                reason=said(vm.reason) if vm.reason else None,
                 address=vm.address,
                 login=logins.get((vm.id, vm.owner_id)),
                 flavor=vm.flavor,
@@ -104,9 +105,9 @@ def vms(session: Session, rows: Sequence[VM]) -> list[VMOut]:
                 card=vm.card,
                 licence=vm.licence,
                 licence_at=vm.licence_at,
-                warnings=list(vm.warnings),
-                on_stop=vm.on_stop.value if vm.on_stop else None,
-                capturing=images.get(vm.capture_as or ""),
+                warnings=vm.warnings,
+                on_stop=vm.on_stop,
+                capturing=images.get(vm.capture_as) if vm.capture_as else None,
                 lease_ends=vm.expires_at,
                 lease_seconds=vm.lease_seconds,
                 delete_at=vm.delete_at,
@@ -131,7 +132,7 @@ def gpus(session: Session, host: Host | None = None, *, to: Actor | None = None)
     names = dict(session.exec(seen.where(visible_vms(to)) if to else seen).all())
     cuts: dict[str, list[SliceOut]] = defaultdict(list)
     for vm_id, cut in _slices(session):
-        cuts[cut.gpu].append(cut.model_copy(update={"vm": names.get(vm_id)}))
+        cuts[cut.gpu].append(replace(cut, vm=names.get(vm_id)))
     answer = [_gpu(gpu, hosts[gpu.host_id], cuts[gpu.id]) for gpu in rows]
     if to is None or to.admin:
         return answer
@@ -284,13 +285,17 @@ def _slices(session: Session, *, vm_ids: list[str] | None = None) -> Sequence[tu
     ).join(Gpu, col(Gpu.id) == Slice.gpu_id)  # fmt: skip
     if vm_ids is not None and len(vm_ids) < 500:
         query = query.where(col(Slice.vm_id).in_(vm_ids))
-    answer = []
     found = session.exec(query.order_by(col(Slice.gpu_id), col(Slice.start))).all()
     # facts are large: they are read of the cards only whose shape the tables do not know
     real = select(Gpu.id, Gpu.facts).where(col(Gpu.mode).in_([placement.Mode.vgpu, placement.Mode.mig]))
     facts = dict(session.exec(real).all()) if found else {}
+    grids: dict[str, tuple[int, int]] = {}
+    answer = []
     for vm_id, gpu, profile, start, cells, compute, memory_mib, model, mode, emulated in found:
-        shape = ledger.shape(model, mode, facts.get(gpu, {})) if mode else None
+        if gpu not in grids:
+            shape = ledger.shape(model, mode, facts.get(gpu, {})) if mode else None
+            grids[gpu] = (shape.cells, shape.compute) if shape else (cells, compute)
+        of_cells, of_compute = grids[gpu]
         shown = SliceOut(
             gpu=gpu,
             model=model,
@@ -300,8 +305,8 @@ def _slices(session: Session, *, vm_ids: list[str] | None = None) -> Sequence[tu
             cells=cells,
             compute=compute,
             memory_mib=memory_mib,
-            memory_share=cells / shape.cells if shape else 1,
-            compute_share=compute / shape.compute if shape else 1,
+            memory_share=cells / of_cells,
+            compute_share=compute / of_compute,
         )
         answer.append((vm_id, shown))
     return answer

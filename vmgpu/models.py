@@ -129,7 +129,13 @@ class CopyState(StrEnum):
     failed = "failed"
 
 
-class Claimed(SQLModel):
+class Row(SQLModel):
+    """A table's row. Nobody validates one, so what pydantic would do that with is made when first asked for."""
+
+    model_config = {"defer_build": True}
+
+
+class Claimed(Row):
     """A row whose machine takes steps: when the next is due, and who is on it until when."""
 
     due_at: datetime | None = _time(None, index=True)
@@ -138,14 +144,14 @@ class Claimed(SQLModel):
     claim_until: datetime | None = _time(None)
 
 
-class Setting(SQLModel, table=True):
+class Setting(Row, table=True):
     """What this installation knows of itself: its id, its SSH keys in guests and on hosts, counters."""
 
     name: str = Field(primary_key=True)
     value: str = Field(sa_type=Text)
 
 
-class User(SQLModel, table=True):
+class User(Row, table=True):
     """A person."""
 
     id: str = Field(default_factory=new_id, primary_key=True)
@@ -154,7 +160,7 @@ class User(SQLModel, table=True):
     created_at: datetime = _made()
 
 
-class Key(SQLModel, table=True):
+class Key(Row, table=True):
     """A person's public SSH key."""
 
     __table_args__ = (UniqueConstraint("user_id", "fingerprint"),)
@@ -174,7 +180,7 @@ class TokenKind(StrEnum):
     link = "link"
 
 
-class Token(SQLModel, table=True):
+class Token(Row, table=True):
     """A secret that stands for a person; only its SHA-256 is kept."""
 
     id: str = Field(default_factory=new_id, primary_key=True)
@@ -186,7 +192,7 @@ class Token(SQLModel, table=True):
     expires_at: datetime | None = _time(None)
 
 
-class Flavor(SQLModel, table=True):
+class Flavor(Row, table=True):
     """A size of VM: processors, memory, disk, and the wish for a piece of a card."""
 
     id: str = Field(default_factory=new_id, primary_key=True)
@@ -201,7 +207,7 @@ class Flavor(SQLModel, table=True):
     created_at: datetime = _made()
 
 
-class GpuUnit(SQLModel, table=True):
+class GpuUnit(Row, table=True):
     """The share of a card of this model that 1 fGPU is; exact, as decimal text."""
 
     model: str = Field(primary_key=True)
@@ -322,7 +328,7 @@ class Gpu(Claimed, table=True):
     created_at: datetime = _made()
 
 
-class Slice(SQLModel, table=True):
+class Slice(Row, table=True):
     """One piece of one card, held by one VM. The row is deleted last, when the hardware has it back."""
 
     __table_args__ = (UniqueConstraint("gpu_id", "start"), UniqueConstraint("gpu_id", "slot"))
@@ -409,7 +415,7 @@ class VM(Claimed, table=True):
     gone_at: datetime | None = _time(None)
 
 
-class VMMember(SQLModel, table=True):
+class VMMember(Row, table=True):
     """A person who sees and uses a VM; its owner is one."""
 
     vm_id: str = Field(foreign_key="vm.id", primary_key=True)
@@ -417,7 +423,7 @@ class VMMember(SQLModel, table=True):
     login: str
 
 
-class Console(SQLModel, table=True):
+class Console(Row, table=True):
     """The end of a VM's serial console, kept when it fails or goes."""
 
     vm_id: str = Field(foreign_key="vm.id", primary_key=True)
@@ -425,7 +431,7 @@ class Console(SQLModel, table=True):
     at: datetime = _made()
 
 
-class Event(SQLModel, table=True):
+class Event(Row, table=True):
     """What happened, in order. `seconds`: how long the state that ended here took."""
 
     id: int | None = Field(default=None, primary_key=True)

@@ -41,11 +41,11 @@ def create_app(db: Database, settings: Settings, *, alive: Callable[[], bool] | 
     app.state.on_stop = [app.state.stopping.set]
     app.state.metrics = metrics = Metrics(db)
     faults.install(app)
-    app.include_router(rest.router)
+    app.router.routes.extend(rest.router.routes)  # as in rest: built once is enough
     for name in ("pages", "live"):
         if find_spec(f"vmgpu.api.{name}"):
             room = import_module(f"vmgpu.api.{name}")
-            app.include_router(room.router)
+            app.router.routes.extend(room.router.routes)
             if hasattr(room, "mount"):
                 room.mount(app)
             if hasattr(room, "error_page"):

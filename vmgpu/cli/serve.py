@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,7 @@ def serve(at: str | None, no_worker: bool) -> None:
     with _alone(settings), _listen(settings.bind) as listening:
         if settings.port == 0:
             settings = settings.model_copy(update={"bind": f"{settings.host}:{listening.getsockname()[1]}"})
-        with _database(settings) as db:
+        with _database(settings, serving=True) as db:
             _serve(db, settings, listening, with_worker=not no_worker)
 
 
@@ -172,34 +173,45 @@ def _on_signals(first: Any, *, again: Any) -> None:
 
 
 @contextmanager
-def _database(settings: Settings) -> Iterator[Database]:
-    from vmgpu.db import Database, migrate
-    from vmgpu.service import people
+def _database(settings: Settings, *, serving: bool = False) -> Iterator[Database]:
+    from vmgpu.db import Database
 
-    _migrate_apart(settings.url)
+    with _prepared_apart(settings):
+        if serving:
+            import_module("vmgpu.api")
     db = Database(settings.url)
     try:
-        migrate(db)
-        people.settle_in(db, settings)
+        _prepare(db, settings)
         yield db
     finally:
         db.close()
 
 
-def _migrate_apart(url: str) -> None:
-    """Bring the schema up in a child, so that what only that needs (10 MB) does not stay for as long as we serve.
+def _prepare(db: Database, settings: Settings) -> None:
+    from vmgpu.db import migrate
+    from vmgpu.service import people
 
-    Its failure is not looked at: the parent migrates after it, finds nothing left to do, or the error itself.
+    migrate(db)
+    people.settle_in(db, settings)
+
+
+@contextmanager
+def _prepared_apart(settings: Settings) -> Iterator[None]:
+    """Prepare the database in a child, while the block imports: what only that needs (10 MB) does not stay in us.
+
+    Its failure is not looked at: the parent does the same after it, finds nothing left to do, or the error itself.
     """
-    from vmgpu.db import Database, migrate
+    from vmgpu.db import Database
 
     child = os.fork()  # no thread runs yet, and no connection is open
-    if child:
+    if not child:
+        with suppress(BaseException):
+            _prepare(Database(settings.url), settings)
+        os._exit(0)
+    try:
+        yield
+    finally:
         os.waitpid(child, 0)
-        return
-    with suppress(BaseException):
-        migrate(Database(url))
-    os._exit(0)
 
 
 @contextmanager

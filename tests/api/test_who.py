@@ -9,7 +9,7 @@ from tests import factories
 from tests.api.conftest import Caller, House
 from vmgpu.api.deps import SESSION_COOKIE
 from vmgpu.errors import ReasonCode, reason
-from vmgpu.models import Gpu, Host
+from vmgpu.models import VM, Event, Gpu, Host, Image, ImageState
 from vmgpu.service import people
 
 VERBS = ("stop", "start", "reboot", "reset", "extend", "snapshot", "release")
@@ -80,6 +80,34 @@ def test_what_is_wrong_with_a_host_or_a_card_is_an_admins_to_know(
     for path in ("/hosts", "/hosts/h1", "/gpus", f"/gpus/{gpu.id}"):
         assert "secret-job" in house.admin.get(path).text, path
         assert "secret-job" not in trio[2].get(path).text, path
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        (ReasonCode.host_unreachable, "Host h1 does not answer"),
+        (ReasonCode.host_error, "Host h1 refused what this needs"),
+        (ReasonCode.disk_elsewhere, "Its disk lies on host h1, where there is no room now"),
+        (ReasonCode.retried_elsewhere, "It failed where it was and is tried once more elsewhere"),
+        (ReasonCode.group_not_viable, "The card that was meant for it cannot be given out"),
+        (ReasonCode.card_quarantined, "The card that would serve it is kept back until it was looked at"),
+    ],
+)
+def test_an_owner_reads_what_it_means_and_not_the_insides_of_a_host(
+    house: House, trio: tuple[Caller, Caller, Caller], code: ReasonCode, sentence: str
+) -> None:
+    anna, _, _ = trio
+    secret = "of root@10.0.0.1"
+    because = reason(code, host="h1", gpu=secret, detail=secret, hint=secret, culprit=secret, group=secret)
+    with house.db.write() as session:
+        vm = session.exec(select(VM).where(VM.name == "hers")).one()
+        vm.reason = because.as_dict()
+        session.add(Event(vm_id=vm.id, kind="state", reason=because.as_dict()))
+        session.add(Image(name="mine", owner_id=vm.owner_id, state=ImageState.failed, reason=because.as_dict()))
+    for path in ("/vms", "/vms/anna/hers", "/vms/anna/hers/events", "/events", "/images"):
+        mine, all_of_it = anna.get(path).text, house.admin.get(path).text
+        assert sentence in mine and "10.0.0.1" not in mine, path
+        assert "10.0.0.1" in all_of_it, path
 
 
 def test_what_is_an_admins(house: House, trio: tuple[Caller, Caller, Caller]) -> None:

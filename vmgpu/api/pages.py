@@ -216,7 +216,7 @@ def _now(db: Database, me: Actor) -> dict[str, Any]:
             "picture": picture(session, me, now()),
             "flavors": session.exec(select(func.count()).select_from(Flavor)).one(),
             "images": session.exec(select(func.count()).select_from(Image).where(visible_images(me))).one(),
-            "own": show.images(session, session.exec(own).all()),
+            "own": show.images(session, session.exec(own).all(), to=me),
             "keys": session.exec(select(func.count()).select_from(Key).where(Key.user_id == me.id)).one(),
         }
 
@@ -268,7 +268,7 @@ def _request_form(
 def _images(session: Session, me: Actor) -> list[Any]:
     usable = col(Image.state).not_in([ImageState.failed, ImageState.deleting])
     rows = session.exec(select(Image).where(visible_images(me), usable).order_by(col(Image.name))).all()
-    return show.images(session, rows)
+    return show.images(session, rows, to=me)
 
 
 def _verb_form(

@@ -113,7 +113,7 @@ def picture(session: Session, actor: Actor, at: datetime) -> Picture:
     tints = {row.id: row.ticket % TINTS for row in drawn}  # of one request, no two neighbours are alike
     drawings = [
         _vm(vm, actor, at, ssh=_ssh(session, actor, vm), took=took.get(vm.id, {}), tint=tints[vm.id])
-        for vm in show.vms(session, drawn)
+        for vm in show.vms(session, drawn, to=actor)
     ]
     mine = {(cut.gpu, cut.start): one for one in drawings for cut in one.vm.slices}
     del owners
@@ -138,7 +138,7 @@ def picture(session: Session, actor: Actor, at: datetime) -> Picture:
 
 def one_vm(session: Session, actor: Actor, row: VM, at: datetime) -> VMPicture:
     """One VM, for a dialog about it."""
-    return _vm(show.vm(session, row), actor, at, ssh="", took={}, tint=row.ticket % TINTS)
+    return _vm(show.vm(session, row, to=actor), actor, at, ssh="", took={}, tint=row.ticket % TINTS)
 
 
 def verbs(vm: VMOut, actor: Actor) -> tuple[str, ...]:

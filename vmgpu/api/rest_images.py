@@ -40,7 +40,7 @@ _BODY: dict[str, Any] = {
 def list_images(db: Db, me: Me) -> Response:
     """The images that you may use: everybody's and yours; an admin sees all."""
     with db.read() as session:
-        return items(ImageOut, show.images(session, lists.images(session, me)))
+        return items(ImageOut, show.images(session, lists.images(session, me), to=me))
 
 
 @router.post(
@@ -83,7 +83,7 @@ async def import_image(
 def show_image(ref: str, db: Db, me: Me) -> ImageOut:
     """One image, by id, name or owner/name."""
     with db.read() as session:
-        return show.images(session, [find_image(session, me, ref)])[0]
+        return show.images(session, [find_image(session, me, ref)], to=me)[0]
 
 
 @router.delete("/images/{ref:path}", status_code=202, response_model=ImageOut, responses=answers(403, 409))

@@ -20,7 +20,7 @@ router = APIRouter(prefix=PREFIX, responses=answers(401, 404, 422))
 def queue(db: Db, me: Me) -> Response:
     """The VMs that wait for a place, first to be served first; `position` counts other people's too."""
     with db.read() as session:
-        return items(VMOut, show.vms(session, lists.queue(session, me)))
+        return items(VMOut, show.vms(session, lists.queue(session, me), to=me))
 
 
 @router.get("/queue/{ref:path}/why", response_model=WhyOut, tags=["queue"], responses=answers(409))
@@ -28,8 +28,8 @@ def why(ref: str, db: Db, me: Me) -> WhyOut:
     """Why a VM waits: what each filter of the placement leaves for it now."""
     with db.read() as session:
         vm, steps = lists.why(session, me, ref)
-        shown = show.vm(session, vm)
-        return WhyOut(vm=vm.name, position=shown.position, reason=shown.reason, steps=show.why(steps))
+        shown = show.vm(session, vm, to=me)
+        return WhyOut(vm=vm.name, position=shown.position, reason=shown.reason, steps=show.why(steps, to=me))
 
 
 @router.get("/events", response_model=Items[EventOut], tags=["events"])
@@ -44,4 +44,4 @@ def events(
     """What happened to what you see, in order: the next events after a number, else the last ones."""
     with db.read() as session:
         rows = lists.events(session, me, vm=vm, host=host, after=after, limit=limit)
-        return items(EventOut, show.events(session, rows))
+        return items(EventOut, show.events(session, rows, to=me))

@@ -26,7 +26,7 @@ _OWN: dict[str, Any] = {"status_code": 202, "response_model": VMOut, "responses"
 @router.post("/vms", status_code=202, response_model=Items[VMOut], responses=answers(403, 409, 413))
 def request(asked: VMRequest, db: Db, settings: Config, me: Me) -> Response:
     """Ask for 1..N VMs. Each is a row of its own that waits for its place, however full the hosts are."""
-    return _several(db, vms.request(db, settings, me, asked), status=202)
+    return _several(db, me, vms.request(db, settings, me, asked), status=202)
 
 
 @router.get("/vms", response_model=Items[VMOut])
@@ -40,7 +40,7 @@ def list_vms(
     """The VMs that you see: yours, those you are a member of; an admin sees all."""
     with db.read() as session:
         rows = lists.vms(session, me, states=state, owner=owner, gone=all)
-        return many(VMOut, rows, lambda some: show.vms(session, some))
+        return many(VMOut, rows, lambda some: show.vms(session, some, to=me))
 
 
 @router.get("/vms/{ref:path}/events", response_model=Items[EventOut])
@@ -51,7 +51,7 @@ def vm_events(ref: str, db: Db, me: Me, limit: Annotated[int, Query(ge=1, le=100
             found = lists.events(session, me, vm=ref, limit=limit)
         except NotFound:
             return _called(db, me, f"{ref}/events")
-        return items(EventOut, show.events(session, found))
+        return items(EventOut, show.events(session, found, to=me))
 
 
 @router.get("/vms/{ref:path}/console", response_class=PlainTextResponse)
@@ -81,43 +81,43 @@ def ssh(ref: str, db: Db, me: Me) -> Any:
 def show_vm(ref: str, db: Db, me: Me) -> VMOut:
     """One VM, by id, name or owner/name."""
     with db.read() as session:
-        return show.vm(session, find_vm(session, me, ref))
+        return show.vm(session, find_vm(session, me, ref), to=me)
 
 
 @router.post("/vms/{ref:path}/stop", **_OWN)
 def stop(ref: str, db: Db, me: Me, asked: _StopBody = None) -> VMOut:
     """Stop it, keeping its slices or giving them back; without a body as its `on_stop` says."""
-    return _one(db, vms.stop(db, me, ref, asked or StopRequest()))
+    return _one(db, me, vms.stop(db, me, ref, asked or StopRequest()))
 
 
 @router.post("/vms/{ref:path}/start", **_OWN)
 def start(ref: str, db: Db, me: Me) -> VMOut:
     """Start it; without slices it queues for new ones."""
-    return _one(db, vms.start(db, me, ref))
+    return _one(db, me, vms.start(db, me, ref))
 
 
 @router.post("/vms/{ref:path}/reboot", **_OWN)
 def reboot(ref: str, db: Db, me: Me) -> VMOut:
     """Boot a running VM once more."""
-    return _one(db, vms.reboot(db, me, ref))
+    return _one(db, me, vms.reboot(db, me, ref))
 
 
 @router.post("/vms/{ref:path}/reset", **_OWN)
 def reset(ref: str, db: Db, me: Me) -> VMOut:
     """Give it a fresh disk of the same image; what was on the old one is lost."""
-    return _one(db, vms.reset(db, me, ref))
+    return _one(db, me, vms.reset(db, me, ref))
 
 
 @router.post("/vms/{ref:path}/extend", **_OWN)
 def extend(ref: str, asked: ExtendRequest, db: Db, settings: Config, me: Me) -> VMOut:
     """Move the end of its lease."""
-    return _one(db, vms.extend(db, settings, me, ref, asked))
+    return _one(db, me, vms.extend(db, settings, me, ref, asked))
 
 
 @router.post("/vms/{ref:path}/release", **_OWN)
 def release(ref: str, db: Db, me: Me) -> VMOut:
     """Let it go, with its disk."""
-    return _one(db, vms.release(db, me, ref))
+    return _one(db, me, vms.release(db, me, ref))
 
 
 @router.post("/vms/{ref:path}/snapshot", status_code=202, response_model=ImageOut, responses=answers(403, 409))
@@ -125,17 +125,17 @@ def snapshot(ref: str, asked: CaptureRequest, db: Db, settings: Config, me: Me) 
     """Make its disk a private image of its owner; it stops for the copy and goes on as it was."""
     made = vms.capture(db, settings, me, ref, asked)
     with db.read() as session:
-        return show.images(session, [session.get_one(Image, made.id)])[0]
+        return show.images(session, [session.get_one(Image, made.id)], to=me)[0]
 
 
-def _one(db: Db, row: VM) -> VMOut:
+def _one(db: Db, me: Me, row: VM) -> VMOut:
     with db.read() as session:
-        return show.vm(session, session.get(VM, row.id) or row)
+        return show.vm(session, session.get(VM, row.id) or row, to=me)
 
 
-def _several(db: Db, rows: list[VM], *, status: int) -> Response:
+def _several(db: Db, me: Me, rows: list[VM], *, status: int) -> Response:
     with db.read() as session:
-        return items(VMOut, show.vms(session, rows), status=status)
+        return items(VMOut, show.vms(session, rows, to=me), status=status)
 
 
 def _called(db: Db, me: Actor, name: str) -> Response:

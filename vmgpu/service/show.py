@@ -28,6 +28,7 @@ from vmgpu.models import (
     VMMember,
     VMState,
 )
+from vmgpu.service import plain
 from vmgpu.service.access import Actor, visible_vms
 from vmgpu.service.shapes import (
     EventOut,
@@ -59,14 +60,20 @@ VM_COLUMNS = (
 )  # fmt: skip
 
 
-def said(stored: Any) -> Said | None:
-    """A stored Reason in words."""
+def said(stored: Any, *, to: Actor | None = None) -> Said | None:
+    """A stored Reason in words; `to`: as this person may read it."""
     found = stored if isinstance(stored, Reason) else Reason.of(stored)
-    return Said(code=found.code.value, sentence=found.sentence(), cure=found.cure()) if found else None
+    if found is None:
+        return None
+    sentence, cure = plain.words(found, to)
+    return Said(code=found.code.value, sentence=sentence, cure=cure)
 
 
-def vms(session: Session, rows: Sequence[VM]) -> list[VMOut]:
-    """These VMs, in this order; a handful of queries however many they are. `VM_COLUMNS` are all it reads of a row."""
+def vms(session: Session, rows: Sequence[VM], *, to: Actor | None = None) -> list[VMOut]:
+    """These VMs, in this order, as this person may see them; a handful of queries however many they are.
+
+    `VM_COLUMNS` are all it reads of a row.
+    """
     ids = [vm.id for vm in rows]
     users = dict(session.exec(select(User.id, User.name)).all())
     hosts = {host_id: (name, uri.startswith("fake:")) for host_id, name, uri in _hosts(session)}
@@ -89,7 +96,7 @@ def vms(session: Session, rows: Sequence[VM]) -> list[VMOut]:
                 wanted=vm.wanted,
                 since=vm.state_since,
                 position=places.get(vm.id),
-                reason=said(vm.reason) if vm.reason else None,
+                reason=said(vm.reason, to=to) if vm.reason else None,
                 address=vm.address,
                 login=logins.get((vm.id, vm.owner_id)),
                 flavor=vm.flavor,
@@ -119,9 +126,9 @@ def vms(session: Session, rows: Sequence[VM]) -> list[VMOut]:
     return answer
 
 
-def vm(session: Session, row: VM) -> VMOut:
+def vm(session: Session, row: VM, *, to: Actor | None = None) -> VMOut:
     """One VM."""
-    return vms(session, [row])[0]
+    return vms(session, [row], to=to)[0]
 
 
 def gpus(session: Session, host: Host | None = None, *, to: Actor | None = None) -> list[GpuOut]:
@@ -190,7 +197,7 @@ def units(session: Session) -> list[UnitOut]:
     return answer
 
 
-def images(session: Session, rows: Sequence[Image]) -> list[ImageOut]:
+def images(session: Session, rows: Sequence[Image], *, to: Actor | None = None) -> list[ImageOut]:
     """These images with their copies on hosts."""
     users = {user.id: user.name for user in session.exec(select(User)).all()}
     names = {host.id: host.name for host in session.exec(select(Host)).all()}
@@ -205,7 +212,7 @@ def images(session: Session, rows: Sequence[Image]) -> list[ImageOut]:
             **row.model_dump(include=kept),
             owner=users.get(row.owner_id or ""),
             state=row.state.value,
-            reason=said(row.reason),
+            reason=said(row.reason, to=to),
             copies=copies[row.id],
         )
         for row in rows
@@ -235,7 +242,7 @@ def token(row: Token, user: str, *, secret: str | None = None) -> TokenOut:
     )
 
 
-def events(session: Session, rows: Sequence[Event]) -> list[EventOut]:
+def events(session: Session, rows: Sequence[Event], *, to: Actor | None = None) -> list[EventOut]:
     """These events, with names for ids."""
     names = {vm.id: vm.name for vm in _where_in(session, VM, VM.id, [e.vm_id for e in rows if e.vm_id])}
     hosts = {host.id: host.name for host in session.exec(select(Host)).all()}
@@ -246,15 +253,15 @@ def events(session: Session, rows: Sequence[Event]) -> list[EventOut]:
             id=row.id or 0,
             vm=names.get(row.vm_id or ""),
             host=hosts.get(row.host_id or ""),
-            reason=said(row.reason),
+            reason=said(row.reason, to=to),
         )
         for row in rows
     ]
 
 
-def why(steps: Sequence[placement.Step]) -> list[StepOut]:
+def why(steps: Sequence[placement.Step], *, to: Actor | None = None) -> list[StepOut]:
     """A placement's filters in words."""
-    return [StepOut(filter=step.filter.value, left=step.left, reason=said(step.reason)) for step in steps]
+    return [StepOut(filter=step.filter.value, left=step.left, reason=said(step.reason, to=to)) for step in steps]
 
 
 def _hosts(session: Session) -> Sequence[tuple[str, str, str]]:

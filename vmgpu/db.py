@@ -27,6 +27,7 @@ News = Callable[[frozenset[Change]], None]
 # FOR NO KEY UPDATE: rows that refer to the locked one can still be inserted. Whoever locks several rows takes hosts
 # first, then cards, VMs, images, copies of images, settings; and those of one kind by id: nobody waits in a circle.
 HOLD: dict[str, Any] = {"key_share": True}
+_FULL = ("disk is full", "No space left")  # as SQLite and PostgreSQL say it
 CHANNEL = "vmgpu"  # PostgreSQL's NOTIFY channel
 MIGRATING, LEADING, SETTLING = 0x766D01, 0x766D02, 0x766D03  # its advisory locks
 
@@ -153,6 +154,14 @@ def migrate(database: Database) -> None:
             f"The database has schema {version}, which this version of vmgpu does not know: {bad}",
             hint="Start the version that made it, or a newer one.",
         ) from None
+
+
+def prove_writable(database: Database) -> None:
+    """Write one small row and commit it: with a full disk reads go on for long. Raises Unavailable."""
+    with database.write() as session:
+        note_setting(session, "written_at", now().isoformat())
+        session.flush()
+        session.info["changes"].clear()  # nobody's news
 
 
 def claim(
@@ -356,6 +365,11 @@ def _unpacked(said: str) -> Iterator[Change]:
 
 def _away(bad: OperationalError | InterfaceError | PoolTimeout) -> Unavailable:
     said = str(getattr(bad, "orig", None) or bad).strip().splitlines()
+    if said and any(words in said[0] for words in _FULL):
+        return Unavailable(
+            f"The disk of the database is full: {said[0]}",
+            hint="Nothing was changed. Make room where it lies: in VMGPU_DATA_DIR, or at the database server.",
+        )
     return Unavailable(
         f"The database did not answer: {said[0] if said else type(bad).__name__}",
         hint="Nothing was changed. Try again; look at the database server if it lasts.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
 from sqlmodel import select
 
 from tests import factories
@@ -297,6 +300,23 @@ def test_ready_only_while_the_worker_is_at_work(house: House) -> None:
     house.http.app.state.alive = lambda: False  # type: ignore[attr-defined]
     away = house.http.get("/readyz")
     assert away.status_code == 503 and away.json()["faults"] == ["the worker is not at work"]
+
+
+def test_not_ready_while_the_disk_of_the_database_is_full(house: House) -> None:
+    """Reads go on; only a write finds out."""
+
+    @event.listens_for(house.db.engine, "before_cursor_execute")
+    def full(conn: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if not statement.startswith(("BEGIN", "SELECT")):
+            raise OperationalError(statement, {}, sqlite3.OperationalError("database or disk is full"))
+
+    assert house.admin.get("/vms").status_code == 200
+    away = house.http.get("/readyz")
+    assert away.status_code == 503 and away.json()["faults"] == [
+        "The disk of the database is full: database or disk is full"
+    ]
+    event.remove(house.db.engine, "before_cursor_execute", full)
+    assert house.http.get("/readyz").status_code == 200
 
 
 @contextmanager

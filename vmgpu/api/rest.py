@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from vmgpu.api import rest_hosts, rest_images, rest_people, rest_plan, rest_queue, rest_vms
 from vmgpu.api.deps import Db
 from vmgpu.api.faults import FaultOut
+from vmgpu.db import prove_writable
 from vmgpu.errors import Unavailable
 from vmgpu.migrations import HEAD
 
@@ -28,13 +29,15 @@ async def healthz() -> dict[str, str]:
 
 @router.get("/readyz", tags=["monitoring"])
 def readyz(request: Request, db: Db) -> Response:
-    """Whether work gets done: the database answers, its schema is ours, and the worker of this process is at work."""
+    """Whether work gets done: the database reads and writes, its schema is ours, the worker of this process lives."""
     faults = []
     try:
         with db.read() as session:
             version = session.connection().execute(text("SELECT version_num FROM alembic_version")).scalar()
         if version != HEAD:
             faults.append(f"the schema is {version}, this program needs {HEAD}")
+        else:
+            prove_writable(db)
     except Unavailable as bad:
         faults.append(bad.message)
     alive = request.app.state.alive

@@ -20,7 +20,7 @@ test: setup lint ## Everything: lint, types, quick, PostgreSQL, browser, and gue
 check: ## The quick part, under a minute: lint, types and unit tests; leaves .venv/bin/vmgpu
 	@tools/setup.sh packages python
 	@$(MAKE) -s --no-print-directory lint
-	@.venv/bin/pytest -n 2 -m "$(QUICK)" $(PYTEST_FLAGS)
+	@VMGPU_TEST_QUICK=1 .venv/bin/pytest -n 2 -m "$(QUICK)" $(PYTEST_FLAGS)
 
 lint: ## Style and types (after make check or make setup)
 	@.venv/bin/ruff check --quiet .

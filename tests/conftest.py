@@ -7,10 +7,11 @@ import os
 import pytest
 from hypothesis import settings as hypothesis_settings
 
+from tests.depth import examples
 from tests.gpuhost.machine import machine  # noqa: F401 - a fixture
 from vmgpu.settings import settings
 
-hypothesis_settings.register_profile("no folder", database=None)
+hypothesis_settings.register_profile("no folder", database=None, max_examples=examples(100))
 hypothesis_settings.load_profile("no folder")
 
 for name in [name for name in os.environ if name.startswith("VMGPU_") and not name.startswith("VMGPU_TEST_")]:

@@ -145,7 +145,7 @@ class TestTheSettingsOfAHost:
             events = show.events(session, session.exec(select(Event)).all())
             row = show.vm(session, session.get_one(VM, vm))
         assert shown.licence and shown.licence.has_token
-        told = [shown.model_dump_json(), row.model_dump_json(), *(each.model_dump_json() for each in events)]
+        told = [shown.model_dump_json(), repr(row), *(each.model_dump_json() for each in events)]
         assert TOKEN not in "".join((*told, repr(found), json.dumps(caplog.messages)))
 
     def test_are_an_admins_alone(self, db: Database) -> None:

@@ -11,6 +11,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.depth import examples
 from vmgpu import render
 from vmgpu.errors import Invalid
 
@@ -103,7 +104,7 @@ TEXT = st.lists(st.one_of(ANY_TEXT, NASTY), max_size=6).map("".join)
 PRINTABLE = TEXT.map(lambda text: "".join(c for c in text if c.isprintable())).filter(bool)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=examples(100))
 @given(name=TEXT, comment=PRINTABLE, other=PRINTABLE, private=TEXT, instance=PRINTABLE)
 def test_any_text_comes_back_as_it_went_in(name: str, comment: str, other: str, private: str, instance: str) -> None:
     key = f"ssh-ed25519 AAAA {comment}"

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests import factories
 from tests.api.conftest import House, open_house
+from tests.depth import examples
 from vmgpu.api.envelope import MAX_BODY
 from vmgpu.requests import VMRequest
 
@@ -162,7 +163,7 @@ _WRITES = {
 
 
 @given(data=st.data())
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(120), deadline=None, suppress_health_check=list(HealthCheck))
 def test_generated_bodies_never_break_it(open_one: House, data: st.DataObject) -> None:
     method, path = data.draw(st.sampled_from(sorted(_WRITES)))
     body = data.draw(st.fixed_dictionaries({}, optional=dict.fromkeys(_WRITES[method, path], _VALUE)))
@@ -176,7 +177,7 @@ def test_generated_bodies_never_break_it(open_one: House, data: st.DataObject) -
 
 
 @given(text=st.text(min_size=1, max_size=60))
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=list(HealthCheck))
 def test_generated_names_in_addresses_never_break_it(open_one: House, text: str) -> None:
     from urllib.parse import quote
 

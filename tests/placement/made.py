@@ -6,10 +6,11 @@ from itertools import count
 
 from hypothesis import settings
 
+from tests.depth import examples
 from vmgpu.placement import ByProfile, ByShare, CardModel, CardState, Fleet, HostState, Mode, Window, Wish, parse_fgpu
 
 MODELS = ("A100-40GB", "A100-80GB", "H100-80GB", "A30-24GB")
-quick = settings(derandomize=True, deadline=None, database=None, max_examples=250)
+quick = settings(derandomize=True, deadline=None, database=None, max_examples=examples(250))
 _number = count(1)
 
 

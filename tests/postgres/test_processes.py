@@ -81,7 +81,7 @@ class Site:
         self.processes[name].kill()
         self.processes[name].wait()
 
-    def until(self, true: Callable[[], bool], seconds: float = 60) -> None:
+    def until(self, true: Callable[[], bool], seconds: float = 180) -> None:
         end = time.monotonic() + seconds
         while not true():
             if time.monotonic() > end:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.depth import examples
 from tests.hypervisor.doctor.hosts import (
     CARD,
     HEALTHY_SEEN,
@@ -473,7 +474,7 @@ def test_no_rubbish_makes_it_fail(told: Any) -> None:
 
 
 @given(st.data())
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_no_rubbish_in_the_right_place_makes_it_fail(data: st.DataObject) -> None:
     """Facts in their form, where any value anywhere is something else."""
     told = facts(PF, *VGPU_VFS, SOUND, SWITCH, nvml=vgpu_nvml(), fabric={"manager": "running", "mode": 1})

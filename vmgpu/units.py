@@ -35,6 +35,19 @@ def parse_duration(text: str) -> timedelta:
         raise Invalid(f"{text} is longer than we can count", hint="Write it like 90s, 30m, 8h or 7d.") from None
 
 
+def a_or_an(name: str) -> str:
+    """A name with its article, as it is said aloud: an A100, an H100, an L40S, an RTX, a T4, a V100, an emulated A30.
+
+    A capital before another capital or a number is spelt: it counts how the letter is called.
+    """
+    first, after = name[:1], name[1:2]
+    spelt = first.isupper() and not after.islower()
+    # eight, eleven and eighteen are the numbers that begin with a vowel
+    number = re.match(r"8|(11|18)(?!\d)", name) is not None
+    vowel = first in "AEFHILMNORSX" if spelt else first.lower() in "aeio"
+    return f"{'an' if (vowel and first) or number else 'a'} {name}"
+
+
 def say_mib(mib: int) -> str:
     """A size as people read it."""
     return f"{mib // 1024} GiB" if mib % 1024 == 0 else f"{mib} MiB"

@@ -233,7 +233,7 @@ def test_people_keys_and_tokens(vmgpu: Run, service: Service, tmp_path: Path) ->
 
 def test_gpu_unit(vmgpu: Run) -> None:
     said = vmgpu("gpu", "unit", "A100-40GB", "0.5")
-    assert said.out == "1 fGPU is 0.5 of a A100-40GB: 3g.20gb on A100-40GB: 50 % of memory, 43 % of compute.\n"
+    assert said.out == "1 fGPU is 0.5 of an A100-40GB: 3g.20gb on A100-40GB: 50 % of memory, 43 % of compute.\n"
     assert vmgpu("gpu", "unit", "A100-40GB", "7").code == 1
     assert vmgpu("gpu", "unit", "A100-40GB").code == 2
 
@@ -281,3 +281,28 @@ def test_a_list_does_not_import_a_server(service: Service) -> None:
         env={"VMGPU_URL": service.url, "VMGPU_TOKEN": factories.ADMIN_TOKEN, "PATH": "/usr/bin:/bin"},
     )
     assert "hers" in done.stdout and not heavy & set(done.stderr.split())
+
+
+def test_several_are_released_and_one_that_is_not_there_holds_up_none(vmgpu: Run, service: Service) -> None:
+    me = factories.admin(service.db)
+    for name in ("many-1", "many-2", "many-3"):
+        factories.make_vm(service.db, me, name)
+    said = vmgpu("vm", "release", "many-1", "no-such", "many-2", "--yes")
+    assert said.code == 1
+    assert said.out.splitlines() == ["many-1 is being released.", "many-2 is being released."]
+    assert "1 of 3 failed. no-such: There is no VM 'no-such'" in said.err
+    said = vmgpu("vm", "stop", "many-2", "many-3", "--json")
+    assert said.code == 1 and [vm["name"] for vm in said.json["items"]] == ["many-3"]
+    assert said.error["code"] == "conflict" and said.error["message"].startswith("1 of 2 failed. many-2: ")
+    said = vmgpu("vm", "start", "many-3", "--json")
+    assert (said.code, said.json["name"]) == (0, "many-3")
+
+
+def test_a_timeout_waits_and_one_that_is_none_asks_for_nothing(vmgpu: Run, service: Service) -> None:
+    factories.make_vm(service.db, factories.admin(service.db), "patient")
+    late = vmgpu("vm", "release", "patient", "--timeout", "1s", "--json")
+    assert late.code == 1 and late.error["code"] == "timeout"
+    factories.make_vm(service.db, factories.admin(service.db), "spared")
+    bad = vmgpu("vm", "release", "spared", "--timeout", "soon")
+    assert bad.code == 2 and "'soon' is not a time span" in bad.err
+    assert vmgpu("vm", "show", "spared", "--json").json["wanted"] == "running"

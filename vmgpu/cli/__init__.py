@@ -15,7 +15,7 @@ from vmgpu.errors import VmgpuError
 _ROOMS = {
     "completion": "Print the script that completes commands in your shell.",
     "demo": "Show the whole story on this machine.",
-    "doctor": "What is wrong with a host, what an error text means, and the cure.",
+    "doctor": "What is wrong with a host, and the cure.",
     "event": "What happened.",
     "flavor": "Sizes of VMs.",
     "gpu": "Cards, and what 1 fGPU is.",

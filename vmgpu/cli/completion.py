@@ -12,7 +12,9 @@ from click.shell_completion import get_completion_class
 def completion(ctx: click.Context, shell: str) -> None:
     """Print the script that completes commands in your shell.
 
-    For bash: vmgpu completion bash > ~/.local/share/bash-completion/completions/vmgpu
+    \b
+    For bash:
+      vmgpu completion bash > ~/.local/share/bash-completion/completions/vmgpu
     """
     made = get_completion_class(shell)
     if made is None:

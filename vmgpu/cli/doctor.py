@@ -27,10 +27,13 @@ from vmgpu.hypervisor.doctor import Check, Level, explain, render
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.pass_context
 def doctor(ctx: click.Context, host: str | None, source: TextIO | None, wait: float, as_json: bool) -> None:
-    """Say what is wrong with this machine as a host of GPU VMs, and the cure: no service is needed.
+    """Say what is wrong with this machine as a host, and the cure.
 
-    With HOST the service looks at that one. With --explain: the cause of an error text of QEMU, libvirt, the kernel,
-    the NVIDIA driver or a guest. For a log: journalctl -k -b | vmgpu doctor --explain -
+    No service is needed. With HOST the service looks at that one. With --explain: the cause of an error text of QEMU,
+    libvirt, the kernel, the NVIDIA driver or a guest. For a log:
+
+    \b
+      journalctl -k -b | vmgpu doctor --explain -
 
     Exit code 1: something is broken.
     """

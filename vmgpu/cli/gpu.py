@@ -8,6 +8,7 @@ import click
 
 from vmgpu.cli import say
 from vmgpu.cli.desk import Desk, Refused, verb
+from vmgpu.units import a_or_an
 
 
 @click.group()
@@ -36,7 +37,7 @@ def show(desk: Desk, card: str) -> None:
 @click.argument("model", required=False)
 @click.argument("share", required=False)
 def unit(desk: Desk, model: str | None, share: str | None) -> None:
-    """Set the share of a card that 1 fGPU is; without arguments, list what it is."""
+    """Set the share of a card that 1 fGPU is. Without arguments: list what it is."""
     if model is None:
         found = desk.items("gpu-units")
         rows = [[u["model"], u["share"], _becomes(u)] for u in found]
@@ -45,7 +46,7 @@ def unit(desk: Desk, model: str | None, share: str | None) -> None:
     if share is None:
         raise click.UsageError("say the share as well: vmgpu gpu unit MODEL 0.5")
     made = desk.put("gpu-units", model, body={"share": share})
-    desk.done(made, lambda: click.echo(f"1 fGPU is {made['share']} of a {made['model']}: {_becomes(made)}."))
+    desk.done(made, lambda: click.echo(f"1 fGPU is {made['share']} of {a_or_an(made['model'])}: {_becomes(made)}."))
 
 
 @verb(gpu, "clear")

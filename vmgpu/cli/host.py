@@ -61,7 +61,7 @@ def add(
 @click.argument("machine", metavar="NAME|SSH_TARGET")
 @click.option("--run", "at_once", is_flag=True, help="Run it there now, by your own SSH as root or with sudo.")
 def setup(desk: Desk, machine: str, at_once: bool) -> None:
-    """Print the script that makes a machine a host, or brings one up to date; to be run as root there."""
+    """Print the script that makes a machine a host. It brings one up to date as well; run it as root there."""
     script = desk.get("hosts", "setup", host=machine)
     if not at_once:
         desk.done({"script": script}, lambda: click.echo(script, nl=False))

@@ -42,6 +42,6 @@ def list_keys(desk: Desk, user: str | None, name: str | None) -> None:
 @click.argument("key")
 @_WHOSE
 def remove(desk: Desk, key: str, user: str | None) -> None:
-    """Forget a key, by id or fingerprint; VMs that were built with it keep it."""
+    """Forget a key, by id or fingerprint. VMs that were built with it keep it."""
     desk.delete("keys", key, user=user)
     desk.done({"removed": key}, lambda: click.echo("The key is removed."))

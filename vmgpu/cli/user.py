@@ -52,7 +52,7 @@ def remove(desk: Desk, name: str) -> None:
 @verb(user, "link")
 @click.argument("name")
 def link(desk: Desk, name: str) -> None:
-    """A link that signs a person's browser in, once, within half an hour."""
+    """A link that signs a person's browser in. It works once, within half an hour."""
     made = desk.post("users", name, "link")
     desk.done(made, lambda: click.echo(made["url"]))
 

@@ -7,11 +7,28 @@ from typing import Any
 import click
 
 from vmgpu.cli import say, watch
-from vmgpu.cli.desk import Desk, verb
+from vmgpu.cli.desk import Desk, Refused, verb
+from vmgpu.errors import VmgpuError
+from vmgpu.units import parse_duration
 
 _WAIT = click.option("--wait", is_flag=True, help="Wait for it, saying each phase.")
-_TIMEOUT = click.option("--timeout", metavar="SPAN", help="Wait no longer than this, like 10m.")
+
+
+def _span(ctx: click.Context, option: click.Parameter, text: str | None) -> str | None:
+    """Refuse what is no span before anything is asked for."""
+    try:
+        if text is not None:
+            parse_duration(text)
+    except VmgpuError as bad:
+        raise click.BadParameter(f"{bad.message}. {bad.hint}") from None
+    return text
+
+
+_TIMEOUT = click.option(
+    "--timeout", metavar="SPAN", callback=_span, help="Wait (as with --wait), but no longer than this, like 10m."
+)
 _YES = click.option("--yes", is_flag=True, help="Do not ask.")
+_NAMES = click.argument("names", metavar="NAME...", nargs=-1, required=True)
 
 
 @click.group()
@@ -59,45 +76,45 @@ def request(desk: Desk, member: tuple[str, ...], wait: bool, timeout: str | None
     """Ask for VMs. Those that find no place now wait, and start by themselves."""
     body = {key: value for key, value in wish.items() if value is not None} | {"members": list(member)}
     made = desk.post("vms", body=body)["items"]
-    if wait:
+    if wait or timeout:
         made = watch.vms(desk, [one["id"] for one in made], ["running"], timeout=timeout)
     desk.done({"items": made}, lambda: _list_short(made))
 
 
 @verb(vm, "stop")
-@click.argument("name")
+@_NAMES
 @click.option("--keep-gpu", "slices", flag_value="keep", help="Keep its slices.")
 @click.option("--release-gpu", "slices", flag_value="release", help="Give its slices to those who wait.")
 @_WAIT
 @_TIMEOUT
-def stop(desk: Desk, name: str, slices: str | None, wait: bool, timeout: str | None) -> None:
-    """Shut a VM down; its disk stays."""
-    _wish(desk, desk.post("vms", name, "stop", body={"slices": slices}), ["stopped"], wait, timeout)
+def stop(desk: Desk, names: tuple[str, ...], slices: str | None, wait: bool, timeout: str | None) -> None:
+    """Shut VMs down; their disks stay."""
+    _wish(desk, names, "stop", "stopped", wait=wait, timeout=timeout, body={"slices": slices})
 
 
 @verb(vm, "start")
-@click.argument("name")
+@_NAMES
 @_WAIT
 @_TIMEOUT
-def start(desk: Desk, name: str, wait: bool, timeout: str | None) -> None:
-    """Start a VM; without slices it queues for new ones."""
-    _wish(desk, desk.post("vms", name, "start"), ["running"], wait, timeout)
+def start(desk: Desk, names: tuple[str, ...], wait: bool, timeout: str | None) -> None:
+    """Start VMs; without slices they queue for new ones."""
+    _wish(desk, names, "start", "running", wait=wait, timeout=timeout)
 
 
 @verb(vm, "reboot")
-@click.argument("name")
-def reboot(desk: Desk, name: str) -> None:
-    """Boot a running VM once more."""
-    _wish(desk, desk.post("vms", name, "reboot"), [], False, None)
+@_NAMES
+def reboot(desk: Desk, names: tuple[str, ...]) -> None:
+    """Boot running VMs once more."""
+    _wish(desk, names, "reboot")
 
 
 @verb(vm, "reset")
-@click.argument("name")
+@_NAMES
 @_YES
-def reset(desk: Desk, name: str, yes: bool) -> None:
-    """Give a VM a fresh disk of the same image; what was on the old one is lost."""
-    desk.sure(f"Everything on the disk of {name} will be lost. Go on?", yes=yes)
-    _wish(desk, desk.post("vms", name, "reset"), [], False, None)
+def reset(desk: Desk, names: tuple[str, ...], yes: bool) -> None:
+    """Give VMs fresh disks. They are of the same image; what was on the old ones is lost."""
+    desk.sure(f"Everything on the disk of {', '.join(names)} will be lost. Go on?", yes=yes)
+    _wish(desk, names, "reset")
 
 
 @verb(vm, "extend")
@@ -116,22 +133,22 @@ def extend(desk: Desk, name: str, span: str) -> None:
 @_WAIT
 @_TIMEOUT
 def snapshot(desk: Desk, name: str, image: str, wait: bool, timeout: str | None) -> None:
-    """Make a VM's disk a private image; it stops for the copy and goes on as it was."""
+    """Make a VM's disk a private image. The VM stops for the copy and goes on as it was."""
     made = desk.post("vms", name, "snapshot", body={"image": image})
-    if wait:
+    if wait or timeout:
         made = watch.image(desk, made["id"], timeout=timeout)
     desk.done(made, lambda: click.echo(f"Image {made['name']} of {made['owner']} is {made['state']}."))
 
 
 @verb(vm, "release")
-@click.argument("name")
+@_NAMES
 @_YES
 @_WAIT
 @_TIMEOUT
-def release(desk: Desk, name: str, yes: bool, wait: bool, timeout: str | None) -> None:
-    """Let a VM go, with its disk."""
-    desk.sure(f"{name} and its disk will be gone. Go on?", yes=yes)
-    _wish(desk, desk.post("vms", name, "release"), ["gone"], wait, timeout)
+def release(desk: Desk, names: tuple[str, ...], yes: bool, wait: bool, timeout: str | None) -> None:
+    """Let VMs go, with their disks."""
+    desk.sure(f"{', '.join(names)} will be gone, disk and all. Go on?", yes=yes)
+    _wish(desk, names, "release", "gone", wait=wait, timeout=timeout)
 
 
 @verb(vm, "console")
@@ -158,9 +175,10 @@ def events(desk: Desk, name: str) -> None:
 @click.option("-i", "--identity", type=click.Path(exists=True), help="The private key to use, beside your agent's.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def ssh(desk: Desk, name: str, login: str | None, identity: str | None, command: tuple[str, ...]) -> None:
-    """Open a shell in a VM, or run a command there: vmgpu vm ssh NAME -- CMD….
+    """Open a shell in a VM, or run a command there.
 
-    Runs OpenSSH with your own keys and the host key that vmgpu made for the VM.
+    A command follows two dashes: vmgpu vm ssh NAME -- CMD…. This runs OpenSSH with your own keys and the host key that
+    vmgpu made for the VM.
     """
     from vmgpu.cli.ssh import go
 
@@ -181,12 +199,52 @@ def why(desk: Desk, name: str) -> None:
     desk.done(found, lambda: print_why(found))
 
 
-def _wish(desk: Desk, found: dict[str, Any], goal: list[str], wait: bool, timeout: str | None) -> None:
-    if wait:
-        (found,) = watch.vms(desk, [found["id"]], goal, timeout=timeout)
+def _wish(
+    desk: Desk,
+    names: tuple[str, ...],
+    what: str,
+    goal: str = "",
+    *,
+    wait: bool = False,
+    timeout: str | None = None,
+    body: Any = None,
+) -> None:
+    """Wish this for each VM; one that is refused holds up none of the others, and makes the end a failure."""
+    asked: list[dict[str, Any]] = []
+    refused: list[tuple[str, VmgpuError]] = []
+    for name in names:
+        try:
+            asked.append(desk.post("vms", name, what, body=body))
+        except Refused as no:
+            refused.append((name, no))
+    if asked and (wait or timeout):
+        asked, late = watch.each(desk, [one["id"] for one in asked], [goal], timeout=timeout)
+        refused += late
+
+    def say_each() -> None:
+        for one in asked:
+            _say_wish(one)
+
+    if asked or len(names) > 1:
+        desk.done({"items": asked} if len(names) > 1 else asked[0], say_each)
+    _must_be_all(refused, len(names))
+
+
+def _say_wish(found: dict[str, Any]) -> None:
     wanted = f", wanted {found['wanted']}" if found["wanted"] != found["state"] else ""
-    said = "is being released" if found["wanted"] == "gone" else f"is {found['state']}{wanted}"
-    desk.done(found, lambda: click.echo(f"{found['name']} {said}."))
+    said = "is being released" if found["wanted"] == "gone" != found["state"] else f"is {found['state']}{wanted}"
+    click.echo(f"{found['name']} {said}.")
+
+
+def _must_be_all(refused: list[tuple[str, VmgpuError]], of: int) -> None:
+    if not refused:
+        return
+    _, first = refused[0]
+    if of == 1:
+        raise first
+    said = "; ".join(f"{name}: {no.message}" for name, no in refused)
+    error = {"code": first.code, "message": f"{len(refused)} of {of} failed. {said}", "hint": first.hint}
+    raise Refused(error)
 
 
 def _list_short(found: list[dict[str, Any]]) -> None:

@@ -10,6 +10,7 @@ import click
 
 from vmgpu.cli import say
 from vmgpu.cli.desk import Desk, Refused
+from vmgpu.errors import VmgpuError
 from vmgpu.units import parse_duration
 
 _PAUSE = 0.7
@@ -17,6 +18,16 @@ _PAUSE = 0.7
 
 def vms(desk: Desk, ids: Collection[str], goal: Collection[str], *, timeout: str | None) -> list[dict[str, Any]]:
     """Wait until each of these VMs is in a state of `goal` or has failed. Raises Refused where one ended otherwise."""
+    found, bad = each(desk, ids, goal, timeout=timeout)
+    for name, no in bad:
+        raise Refused({"code": no.code, "message": f"{name}: {no.message}", "hint": no.hint})
+    return found
+
+
+def each(
+    desk: Desk, ids: Collection[str], goal: Collection[str], *, timeout: str | None
+) -> tuple[list[dict[str, Any]], list[tuple[str, VmgpuError]]]:
+    """The same, without an end at the first that failed: the VMs, and those that ended otherwise by name with why."""
     said: dict[str, str] = {}
     last: dict[str, dict[str, Any]] = {}
 
@@ -28,12 +39,12 @@ def vms(desk: Desk, ids: Collection[str], goal: Collection[str], *, timeout: str
         return all(_is_settled(vm, goal) for vm in last.values())
 
     _until(look, timeout)
-    bad = [vm for vm in last.values() if vm["state"] not in goal]
-    if bad:
-        because = bad[0]["reason"] or {"sentence": f"it is {bad[0]['state']}", "cure": "", "code": "failed"}
-        message = f"{bad[0]['name']}: {because['sentence']}"
-        raise Refused({"code": because["code"], "message": message, "hint": because["cure"]})
-    return [last[id_] for id_ in ids]
+    return [last[id_] for id_ in ids], [(vm["name"], _otherwise(vm)) for vm in last.values() if vm["state"] not in goal]
+
+
+def _otherwise(vm: dict[str, Any]) -> Refused:
+    because = vm["reason"] or {"sentence": f"it is {vm['state']}", "cure": "", "code": "failed"}
+    return Refused({"code": because["code"], "message": because["sentence"], "hint": because["cure"]})
 
 
 def image(desk: Desk, id_: str, *, timeout: str | None) -> dict[str, Any]:

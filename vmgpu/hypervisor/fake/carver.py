@@ -11,6 +11,7 @@ from vmgpu.hypervisor import Carved, Carver, Emulated, GpuRef, HostDevice, Mdev,
 from vmgpu.hypervisor.fake.line import Line
 from vmgpu.hypervisor.fake.shape import FakeShape
 from vmgpu.hypervisor.fake.state import count
+from vmgpu.units import a_or_an
 
 EMULATED, MIG, PASSTHROUGH = MODES = ("emulated", "mig", "passthrough")
 
@@ -62,7 +63,7 @@ class FakeCarver(Carver):
         if ref.gpu.address and card is None:
             raise HostRefused(f"simulated: there is no card at {ref.gpu.address}")
         if card and (ref.start < 0 or ref.cells < 1 or ref.start + ref.cells > card.model.cells):
-            raise HostRefused(f"simulated: {ref.profile} cannot start at {ref.start} of a {card.model.name}")
+            raise HostRefused(f"simulated: {ref.profile} cannot start at {ref.start} of {a_or_an(card.model.name)}")
         others = db.execute("SELECT * FROM cuts WHERE card = ?", (_card(ref.gpu),)).fetchall()
         for other in others:
             apart = other["start"] >= ref.start + ref.cells or ref.start >= other["start"] + other["cells"]

@@ -1,0 +1,20 @@
+"""Sizes, times and names as people say them."""
+
+from __future__ import annotations
+
+import pytest
+
+from vmgpu.units import a_or_an
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "an A100-40GB", "an A30-24GB", "an H100-80GB", "an L40S", "an RTX-6000", "an NVIDIA L4", "an MI300X",
+        "a T4", "a V100", "a B200", "a GH200", "a P4", "a Tesla V100", "an emulated A30", "a 1g.5gb", "an 8086:56c0",
+        "an 11", "a 110",
+    ],
+)  # fmt: skip
+def test_a_name_has_the_article_it_is_said_with(said: str) -> None:
+    article, _, name = said.partition(" ")
+    assert a_or_an(name) == f"{article} {name}"

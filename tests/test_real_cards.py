@@ -17,7 +17,7 @@ from tests.gpuhost.machine import OpenMachine as Open
 from vmgpu import host_outcomes, ledger, placement
 from vmgpu.db import Database
 from vmgpu.errors import Conflict, ReasonCode
-from vmgpu.hypervisor import DomainSeen, GpuFacts, Held, HostFacts, Power
+from vmgpu.hypervisor import DomainSeen, GpuFacts, Held, HostFacts, Power, inventory
 from vmgpu.machines import HostNews
 from vmgpu.models import Gpu, GpuState, Host, Slice
 from vmgpu.service import gpus, plans, show
@@ -73,6 +73,33 @@ def test_room_is_counted_per_card_not_per_function(db: Database, me: Actor, mach
     placed, waiting = plan(db, *["A2-4Q"] * 10)
     assert placed == ["A2-4Q"] and waiting == [ReasonCode.no_slice_free] * 9
     assert plan(db, "A2-8Q") == ([], [ReasonCode.cut_otherwise])
+
+
+def test_a_card_shows_its_slot_and_its_way_out(db: Database, machine: Open) -> None:
+    (told,) = machine("a2").cards()
+    surveyed(db, factories.make_host(db, cards=()), (replace(told, companions=("0000:08:00.1",)),))
+    with db.read() as session:
+        (shown,) = show.gpus(session)
+    assert shown.companions == ["0000:08:00.1"] and shown.bars_mib == [16, 16384, 32]
+    assert shown.link == "x16 at 16.0 GT/s PCIe" and shown.reset_methods
+
+
+@pytest.mark.parametrize(
+    ("link", "words"),
+    [
+        (
+            {"width": 4, "max_width": 16, "speed": "8.0 GT/s PCIe", "max_speed": "16.0 GT/s PCIe"},
+            "x4 of x16 at 8.0 GT/s PCIe",
+        ),
+        ({"width": 16, "max_width": None, "speed": None, "max_speed": None}, "x16"),
+        ({"width": None, "max_width": 16, "speed": None, "max_speed": None}, ""),
+        (None, ""),
+    ],
+)
+def test_a_link_says_when_it_is_narrower_than_the_card(link: dict[str, Any] | None, words: str) -> None:
+    told = {"address": "0000:41:00.0", "vendor": "10de", "device": "20b5", "class": "0302", "link": link}
+    (card,) = inventory.cards(inventory.functions_of({"pci": [told]}), {"pci": [told]}, ours={})
+    assert card.link == words
 
 
 def test_one_size_at_a_time(db: Database, me: Actor, machine: Open) -> None:

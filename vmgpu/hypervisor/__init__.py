@@ -279,6 +279,7 @@ class GpuFacts:
     parent: str | None = None
     now: str | None = None
     reset_methods: tuple[str, ...] | None = None
+    link: str = ""
     module_id: int | None = None
 
 

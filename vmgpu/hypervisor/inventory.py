@@ -133,6 +133,7 @@ def _card(
         on_functions=bool(below),
         now=ways.now,
         reset_methods=tuple(raw["reset_methods"]) if raw.get("reset_methods") is not None else None,
+        link=_link(raw.get("link")),
         module_id=(nvml or {}).get("module_id"),
     )
 
@@ -169,6 +170,15 @@ def _key(card: Function, raw: Facts, nvml: Facts | None) -> str:
     if nvml and (identity := nvml.get("uuid") or nvml.get("serial")):
         return str(identity)
     return f"pci:{_place(card, raw)}"
+
+
+def _link(told: Facts | None) -> str:
+    """The PCIe link as it runs now; a narrower one than the card's own is a slot or a riser worth a look."""
+    if not told or not told.get("width"):
+        return ""
+    least = told.get("max_width") or told["width"]
+    width = f"x{told['width']}" if told["width"] >= least else f"x{told['width']} of x{least}"
+    return f"{width} at {told['speed']}" if told.get("speed") else width
 
 
 def _place(card: Function, raw: Facts) -> str:

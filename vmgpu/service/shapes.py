@@ -83,7 +83,7 @@ class GpuOut(BaseModel):
 
     `offers`: mode → the names of what can be cut; `free`: how many more of each fit in its mode now, each instead of
     the others; `foreign`: what was cut by others, which is left alone; `orphans`: what domains of ours hold that have
-    no row any more.
+    no row any more; `companions`: functions that go where it goes; `link`: the PCIe link as it runs, and as it could.
     """
 
     id: str
@@ -107,6 +107,9 @@ class GpuOut(BaseModel):
     now: str | None
     framework: str | None
     reset_methods: list[str] | None
+    companions: list[str]
+    bars_mib: list[int]
+    link: str
     held_by: str
     offers: dict[str, list[str]]
     free: dict[str, int]

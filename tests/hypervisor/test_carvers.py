@@ -119,6 +119,15 @@ def test_a_dead_or_vanished_card_is_unhealthy(tree: Tree, tmp_path: Path) -> Non
     assert vanished.reason is not None and vanished.reason.code is ReasonCode.card_unhealthy
 
 
+def test_another_device_at_its_address_is_refused(tree: Tree) -> None:
+    carver = whole(tree.root)
+    assert carver.carve(piece("passthrough", model="10de:20b5")).devices
+    tree.function(CARD, ids="10de:1eb8", group=38, driver="nvidia")
+    with pytest.raises(HostRefused, match=r"another device \(10de:1eb8\)") as refused:
+        carver.carve(piece("passthrough", model="10de:20b5"))
+    assert refused.value.reason and refused.value.reason.code is ReasonCode.card_unhealthy
+
+
 def test_no_iommu_is_refused_in_words(tree: Tree) -> None:
     (tree.root / f"sys/bus/pci/devices/{CARD}/iommu_group").unlink()
     assert "IOMMU is off" in refusal(whole(tree.root)).message

@@ -18,7 +18,7 @@ class PassthroughCarver:
         address = ref.gpu.address
         if address is None:
             raise HostRefused(f"Card {ref.gpu.id} has no PCI address", hint="Survey the host again.")
-        companions = ref.gpu.companions if self._ask is None else _checked(self._ask, address, ref.vm_id)
+        companions = ref.gpu.companions if self._ask is None else _checked(self._ask, address, ref)
         # managed: libvirt unbinds the host's driver at start and gives the card back when the guest ends
         return Carved(tuple(Pci(each, managed=True) for each in (address, *companions)))
 
@@ -26,7 +26,7 @@ class PassthroughCarver:
         """libvirt gave the card back when the guest ended."""
 
 
-def _checked(ask: Ask, address: str, vm_id: str) -> tuple[str, ...]:
+def _checked(ask: Ask, address: str, ref: SliceRef) -> tuple[str, ...]:
     """The companions, after every refusal was looked at again; the guest that holds its own card is no obstacle."""
     told = ask("facts", {})
     functions = inventory.functions_of(told)
@@ -34,7 +34,10 @@ def _checked(ask: Ask, address: str, vm_id: str) -> tuple[str, ...]:
         raise _unhealthy(address, "it is no longer on the PCI bus")
     if next(each for each in told["pci"] if each["address"] == address).get("dead"):
         raise _unhealthy(address, "its configuration space reads all ones")
-    found = pci.obstacles(functions[address], functions, allow_vm=vm_id)
+    there = f"{functions[address].vendor}:{functions[address].device}"
+    if ":" in ref.gpu.model and there != ref.gpu.model:
+        raise _unhealthy(address, f"another device ({there}) is at its address since the last survey")
+    found = pci.obstacles(functions[address], functions, allow_vm=ref.vm_id)
     if found:
         first = found[0]
         cure = first.reason.cure() if first.reason else ""

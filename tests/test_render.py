@@ -38,6 +38,11 @@ def read(files: dict[str, bytes], name: str) -> Any:
     return yaml.safe_load(files[name].decode())
 
 
+def test_logins_are_made_as_the_concepts_say() -> None:
+    people = ["Zoë.Smith@example.org", "admin", "7of9", "zoe smith"]
+    assert list(render.logins(people).values()) == ["zoe-smith", "admin-user", "u7of9", "zoe-smith-2"]
+
+
 def test_a_cloud_image_gets_three_documents() -> None:
     files = seed()
     assert set(files) == {"user-data", "meta-data", "network-config"}

@@ -18,7 +18,7 @@ from vmgpu.cli import host as host_module
 from vmgpu.cli import image as image_module
 from vmgpu.cli.ssh import ssh_arguments
 from vmgpu.errors import SetupError
-from vmgpu.models import VM, Host, Image, VMState
+from vmgpu.models import VM, Host, HostState, Image, VMState
 from vmgpu.settings import read_settings
 
 
@@ -306,3 +306,18 @@ def test_a_timeout_waits_and_one_that_is_none_asks_for_nothing(vmgpu: Run, servi
     bad = vmgpu("vm", "release", "spared", "--timeout", "soon")
     assert bad.code == 2 and "'soon' is not a time span" in bad.err
     assert vmgpu("vm", "show", "spared", "--json").json["wanted"] == "running"
+
+
+def test_a_flavor_that_nothing_here_could_hold_is_taken_in_with_a_warning(run: Run, tmp_path: Path) -> None:
+    with serving(factories.make_settings(tmp_path / "data")) as service:
+        factories.make_host(service.db)
+        here = {"VMGPU_URL": service.url, "VMGPU_TOKEN": factories.ADMIN_TOKEN}
+        said = run("flavor", "add", "vast", "--profile", "9g.1tb", **here)
+        assert said.code == 0 and "no card here offers profile 9g.1tb" in said.out
+        assert "The nearest that fits" in said.out
+        assert run("flavor", "show", "vast", "--json", **here).json["warning"]["code"] == "never_fits"
+        assert run("flavor", "add", "modest", "--profile", "1g.5gb", "--json", **here).json["warning"] is None
+        broad = run("flavor", "add", "broad", "--memory", "4t", "--json", **here).json["warning"]
+        assert "4096 GiB of memory are more than any host has" in broad["sentence"]
+        factories.make_host(service.db, "h2", state=HostState.new, facts=None)
+        assert run("flavor", "show", "broad", "--json", **here).json["warning"] is None

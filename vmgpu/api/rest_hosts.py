@@ -205,7 +205,7 @@ def show_flavor(name: str, db: Db, me: Me) -> FlavorOut:
         row = session.exec(select(Flavor).where(Flavor.name == name)).first()
         if row is None:
             raise NotFound(f"There is no flavor {name!r}", hint="List them: vmgpu flavor list.")
-        return show.flavors(session, [row])[0]
+        return show.flavor(session, row)
 
 
 @router.delete("/flavors/{name}", status_code=204, tags=["flavors"], **_ADMIN)

@@ -25,7 +25,7 @@ def flavor() -> None:
 @click.option("--cuda", is_flag=True, help="Only where CUDA runs: not every vGPU type can.")
 @click.option("--on-stop", type=click.Choice(["keep", "release"]), help="What a stop does with the slices.")
 def add(desk: Desk, name: str, **size: Any) -> None:
-    """Define a size."""
+    """Define a size. One that no host here could ever hold is taken in with a warning."""
     made = desk.post("flavors", body={"name": name} | {k: v for k, v in size.items() if v is not None})
     desk.done(made, lambda: _show(made))
 
@@ -76,5 +76,7 @@ def _show(found: dict[str, Any]) -> None:
             ("gpu", _wish(found)),
             ("becomes", _becomes(found)),
             ("on stop", found["on_stop"]),
+            ("warning", say.reason(found["warning"])),
+            ("what to do", (found["warning"] or {}).get("cure")),
         ]
     )

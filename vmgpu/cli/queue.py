@@ -9,6 +9,20 @@ import click
 from vmgpu.cli import say
 from vmgpu.cli.desk import Desk, verb
 
+# what is left of all cards (of all hosts, where no card is wished) after each filter
+_MEANS = {
+    "disk_place": "on the host of its disk",
+    "kind": "that run its image",
+    "retry": "that did not fail it before",
+    "offer": "that offer what it wishes",
+    "host_open": "on hosts that take VMs now",
+    "card_open": "on cards given out now",
+    "slice_free": "with a free piece",
+    "cpu": "with free vCPUs",
+    "memory": "with free memory",
+    "disk": "with free disk",
+}
+
 
 @click.group()
 def queue() -> None:
@@ -33,7 +47,7 @@ def show(desk: Desk, name: str) -> None:
 
 
 def print_why(found: dict[str, Any]) -> None:
-    """Each filter of the placement and what it left."""
+    """Each filter of the placement, in order, and how many places it left."""
     say.facts([("name", found["vm"]), ("place", found["position"]), ("reason", say.reason(found["reason"]))])
-    rows = [[step["filter"], step["left"], say.reason(step["reason"])] for step in found["steps"]]
-    say.table(("filter", "places left", "why none"), rows, empty="No filter was asked.")
+    rows = [[_MEANS[step["filter"]], step["left"], say.reason(step["reason"])] for step in found["steps"]]
+    say.table(("places", "left", "why none"), rows, empty="No filter was asked.")

@@ -272,7 +272,7 @@ def _show(found: dict[str, Any]) -> None:
             ("what to do", reason.get("cure")),
             ("members", found["members"]),
             ("address", found["address"]),
-            ("login", found["login"]),
+            ("owner logs in as", found["login"]),
             ("flavor", found["flavor"]),
             ("image", found["image"]),
             ("size", f"{found['vcpus']} vCPUs, {say.mib(found['memory_mib'])}, {found['disk_gib']} GiB disk"),

@@ -200,7 +200,10 @@ class CarvingOut(BaseModel):
 
 
 class FlavorOut(BaseModel):
-    """A size of VM, and what its GPU wish means on each model that this installation has."""
+    """A size of VM, and what its GPU wish means on each model that this installation has.
+
+    `warning`: that no host here could ever hold it, where one size is asked for.
+    """
 
     name: str
     vcpus: int
@@ -211,6 +214,7 @@ class FlavorOut(BaseModel):
     cuda: bool
     on_stop: str | None
     becomes: list[ShareOut]
+    warning: Said | None = None
 
 
 class ImageOut(BaseModel):

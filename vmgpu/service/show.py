@@ -182,6 +182,14 @@ def flavors(session: Session, rows: Sequence[Flavor]) -> list[FlavorOut]:
     return answer
 
 
+def flavor(session: Session, row: Flavor) -> FlavorOut:
+    """One flavor, with a warning where no host that there is could ever hold it."""
+    gpu = ledger.gpu_wish(row.profile, row.fgpu, cuda=row.cuda)
+    wish = placement.Wish("", (0, 0.0, ""), row.vcpus, row.memory_mib, row.disk_gib, gpu=gpu)
+    never = placement.never(wish, ledger.fleet(session))
+    return flavors(session, [row])[0].model_copy(update={"warning": said(never)})
+
+
 def units(session: Session) -> list[UnitOut]:
     """What 1 fGPU is, for every model that has cards or a setting."""
     known = {unit.model: unit.share for unit in session.exec(select(GpuUnit)).all()}

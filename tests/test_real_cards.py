@@ -109,6 +109,33 @@ def test_one_size_at_a_time(db: Database, me: Actor, machine: Open) -> None:
     assert plan(db, "L40S-2Q", "L40S-2B", "L40S-48Q") == (["L40S-2Q", "L40S-2B"], [ReasonCode.cut_otherwise])
 
 
+def test_sizes_side_by_side_where_the_admin_chose_that_mode(db: Database, me: Actor, machine: Open) -> None:
+    """3 GB and 6 GB on one board: planned at once in mixed-size mode, else told before anything is cut."""
+    host, small, large = machine("rtxpro6000"), *(f"RTX Pro 6000 Blackwell DC-{size}" for size in ("3Q", "6Q"))
+    row = factories.make_host(db, cards=())
+    one = surveyed(db, row, host.cards()[:1])[0]
+    gpus.offer(db, me, one.id, mode="vgpu")
+    assert plan(db, small, large) == ([small], [ReasonCode.cut_otherwise])
+    gpus.offer(db, me, one.id, mode="mixed")
+    assert plan(db, small, large) == ([small, large], [])
+    with db.read() as session:
+        shape = ledger.fleet(session).cards[one.id].shape
+    assert set(placement.profile(shape, large).starts) == {*range(0, 96, 6)}
+
+
+def test_mixed_sizes_where_they_cannot_be_say_why(db: Database, me: Actor, machine: Open) -> None:
+    host = factories.make_host(db, cards=())
+    (card,) = surveyed(db, host, machine("a2").cards())
+    with pytest.raises(Conflict, match="without mdev"):
+        gpus.offer(db, me, card.id, mode="mixed")
+
+
+def test_a_mig_slice_is_the_type_that_fills_its_instance(machine: Open) -> None:
+    """Up to twelve smaller vGPUs may share an instance: none of them is what was asked for."""
+    cut = next(each for each in machine("rtxpro6000").card().cuts["mig"].pieces if each.name == "1g.24gb+gfx")
+    assert cut.type == 1526  # DC-1-24Q
+
+
 def test_cuda_is_marked(machine: Open) -> None:
     runs = {cut.name for cut in machine("m60").card().cuts["vgpu"].pieces if cut.cuda}
     assert runs == {"M60-8Q"}
@@ -125,6 +152,7 @@ def test_cuda_is_marked(machine: Open) -> None:
         ("h100", "mig", "2g.20gb"),
         ("h200", "mig", "1g.18gb"),
         ("rtxpro6000", "mig", "1g.24gb+gfx"),
+        ("rtxpro6000", "mixed", "RTX Pro 6000 Blackwell DC-16Q"),
     ],
 )
 def test_each_of_the_hosts_can_be_cut_its_way(

@@ -30,7 +30,7 @@ from vmgpu.models import (
 _DEVICES = {"pci": Pci, "mdev": Mdev, "emulated": Emulated}
 OUR_NETWORK = "vmgpu"
 NVIDIA = "10de"
-_LICENSED = ("vgpu", "mig")
+_LICENSED = ("vgpu", "mixed", "mig")
 
 
 @dataclass(frozen=True)

@@ -216,14 +216,15 @@ def _type(number: int, short: str, told: Mapping[str, Any], profiles: Sequence[P
         starts = tuple(range(0, board - gb + 1, gb)) if told.get("regular") else split(board, gb)
         if gb == 1 and board == 48:
             starts = starts[::2]  # Ada has 16 ids for the 1 GB types; which ones is inferred
+    most = told.get("limits", {}).get(short, most)
     return VgpuType(
         id=number,
         name=f"{told['prefix']}{short}",
         series=series,
         gb=gb,
         framebuffer_mib=gb * 1024 or 512,
-        most=told.get("limits", {}).get(short, most),
-        starts=starts,
+        most=most,
+        starts=starts[:most],  # NVML's lists of places are as long as the type's most instances
         profile=profile.id if profile else None,
         per_instance=per_instance,
     )

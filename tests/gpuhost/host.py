@@ -162,6 +162,12 @@ class Host:
         if vgpu.vm:
             raise Refused("the VM runs", number=errno.EBUSY)
         vgpu.params = text.strip()
+        wanted, card = _placement(vgpu.params), self.card_of(vgpu)
+        if wanted is not None and wanted in vgpu.type.starts and card.placement_free(wanted, vgpu.type.gb, vgpu):
+            vgpu.placement = wanted  # a wrong one fails only when the VM starts
+
+    def card_of(self, vgpu: Vgpu) -> Card:
+        return next(each for each in self.cards if vgpu in each.vgpus)
 
     def vgpu(self, seat: str) -> Vgpu | None:
         return next((each for card in self.cards for each in card.vgpus if each.seat == seat), None)
@@ -294,10 +300,8 @@ class Host:
             raise Refused("vfio: device is already attached", number=errno.EBUSY)
         if vgpu.dirty:
             raise Refused("vfio: error opening device: No such device", number=errno.ENODEV)
-        found = _PLACEMENT.search(vgpu.params)
-        if found:
-            card = self.card(vgpu.parent)
-            wanted = int(found[1])
+        wanted, card = _placement(vgpu.params), self.card_of(vgpu)
+        if wanted is not None:
             if wanted not in vgpu.type.starts or not card.placement_free(wanted, vgpu.type.gb, vgpu):
                 raise Refused(f"vmiop_log: Invalid vGPU placement id {wanted}", number=errno.EINVAL)
             vgpu.placement = wanted
@@ -325,6 +329,11 @@ class Host:
         self._pids += 1
         self.processes[self._pids] = Process(self._pids, command[:15], words, opened, card)
         return self._pids
+
+
+def _placement(params: str) -> int | None:
+    found = _PLACEMENT.search(params)
+    return int(found[1]) if found else None
 
 
 def active(host: Host) -> Iterator[tuple[Card, Vgpu]]:

@@ -45,6 +45,84 @@ def test_another_size_is_refused_in_words(machine: Open) -> None:
     assert [live.name for live in host.card().live] == ["L40S-4Q"]  # the one that works is left alone
 
 
+class TestMixedSizes:
+    """A mode of the card that is lost whenever its functions come, and can be had only before the first vGPU."""
+
+    def test_each_size_lies_where_the_driver_allows_it(self, machine: Open) -> None:
+        host = machine("rtxpro6000")
+        carver = host.carver("mixed")
+        for slot, (name, start) in enumerate((("DC-3Q", 0), ("DC-6Q", 48), ("DC-24Q", 72))):
+            piece = host.piece("mixed", f"RTX Pro 6000 Blackwell {name}", start=start, slot=slot)
+            (device,) = carver.carve(piece).devices
+            assert carver.carve(piece).devices == (device,)
+            assert isinstance(device, Pci)
+            host.model.start_vm(piece.vm_id, [device.address])  # which a wrong place would not let it
+        seen = host.card()
+        assert seen.now == "mixed"
+        assert sorted((live.start, live.name.split("-")[-1]) for live in seen.live) == [
+            (0, "3Q"),
+            (48, "6Q"),
+            (72, "24Q"),
+        ]
+
+    def test_places_are_the_drivers(self, machine: Open) -> None:
+        """Eight GB on a board of 48 may not lie at 8: halves of halves, and what is left over between them."""
+        cuts = machine("l40s").card().cuts["mixed"]
+        sizes = {cut.name: cut for cut in cuts.pieces}
+        assert (cuts.cells, cuts.equal) == (48, False)
+        assert sorted(sizes["L40S-8Q"].starts) == [0, 16, 24, 40]
+        assert (sizes["L40S-8Q"].cells, sizes["L40S-8Q"].memory_mib, sizes["L40S-8Q"].most) == (8, 8192, 4)
+        assert not sizes["L40S-8A"].cuda and sizes["L40S-8A"].marks == ("A",)
+
+    def test_the_mode_is_switched_on_after_a_reboot_took_it(self, machine: Open) -> None:
+        host = machine("l40s")
+        carver, piece = host.carver("mixed"), host.piece("mixed", "L40S-8Q", start=40)
+        carver.carve(piece)
+        host.model.reboot()
+        carver.carve(piece)
+        assert [(live.start, live.name) for live in host.card().live] == [(40, "L40S-8Q")]
+
+    def test_an_error_of_the_second_leaves_the_first_alone(self, machine: Open) -> None:
+        host = machine("rtxpro6000")
+        carver = host.carver("mixed")
+        first = host.piece("mixed", "RTX Pro 6000 Blackwell DC-3Q", start=0, slot=0)
+        second = host.piece("mixed", "RTX Pro 6000 Blackwell DC-6Q", start=6, slot=1)
+        (device,) = carver.carve(first).devices
+        assert isinstance(device, Pci)
+        host.model.start_vm(first.vm_id, [device.address])
+        host.model.set_mood("refuse", path="current_vgpu_type")
+        with pytest.raises(HostRefused):
+            carver.carve(second)
+        host.model.clear_moods()
+        carver.release(second)
+        assert [(live.start, live.slot) for live in host.card().live] == [(0, 0)]
+        carver.carve(second)
+        assert [(live.start, live.slot) for live in host.card().live] == [(0, 0), (6, 1)]
+
+    def test_one_size_at_a_time_ends_the_mode_first(self, machine: Open) -> None:
+        host = machine("l40s")
+        mixed = host.piece("mixed", "L40S-8Q", start=40)
+        host.carver("mixed").carve(mixed)
+        equal = host.piece("mixed", "L40S-8Q", start=0, slot=1)
+        with pytest.raises(HostRefused, match=r"(?i)in use"):
+            host.carver("vgpu").carve(equal)
+        host.carver("mixed").release(mixed)
+        host.carver("vgpu").carve(equal)
+        assert host.card().now == "vgpu"
+
+    def test_is_no_way_while_there_are_vgpus_of_one_size(self, machine: Open) -> None:
+        host = machine("l40s")
+        host.carver("vgpu").carve(host.piece("vgpu", "L40S-4Q"))
+        card = host.card()
+        assert "mixed" not in card.modes and "only while there are none" in card.refusals["mixed"]
+        assert "vgpu" in card.modes
+
+    @pytest.mark.parametrize("name", ["m60", "t4"])
+    def test_is_no_way_of_an_older_card(self, machine: Open, name: str) -> None:
+        card = machine(name).card()
+        assert "mixed" not in card.modes and "no mixed-size mode" in card.refusals.get("mixed", "no mixed-size mode")
+
+
 def test_after_a_reboot_the_same_slice_is_cut_again(machine: Open) -> None:
     host = machine("l40s")
     carver, piece = host.carver("vgpu"), host.piece("vgpu", "L40S-4Q", slot=1)

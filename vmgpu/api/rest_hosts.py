@@ -24,10 +24,10 @@ _ADMIN: dict[str, Any] = {"responses": answers(403, 409)}
 
 
 class OfferRequest(requests.Body):
-    """Whether a real card is given out, and how: whole, as time-sliced vGPUs, or as MIG-backed ones."""
+    """Whether a real card is given out, and how: whole, in time-sliced vGPUs of one or of mixed sizes, or by MIG."""
 
     offered: bool
-    mode: Literal["passthrough", "vgpu", "mig"] = "passthrough"
+    mode: Literal["passthrough", "vgpu", "mixed", "mig"] = "passthrough"
 
 
 @router.get("/hosts", response_model=Items[HostOut], tags=["hosts"])

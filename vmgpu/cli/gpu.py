@@ -60,10 +60,10 @@ def clear(desk: Desk, card: str) -> None:
 @click.argument("card")
 @click.option(
     "--mode",
-    type=click.Choice(["passthrough", "vgpu", "mig"]),
+    type=click.Choice(["passthrough", "vgpu", "mixed", "mig"]),
     default="passthrough",
     show_default=True,
-    help="Whole, cut into time-sliced vGPUs, or into MIG-backed ones.",
+    help="Whole, cut into time-sliced vGPUs of one size, of mixed sizes, or into MIG-backed ones.",
 )
 def offer(desk: Desk, card: str, mode: str) -> None:
     """Give a real card out."""

@@ -147,10 +147,11 @@ def _live(
         slots = {(each.get("nvidia") or {}).get("gpu_instance"): number for number, each in enumerate(below)}
         instances = (nvml or {}).get("instances") or ()
         return tuple(Live(each["name"], slots.get(each["instance"]), None, each["start"]) for each in instances)
+    seats = [(number, each.get("nvidia") or {}) for number, each in enumerate(below)]
     found = [
-        Live(names.get(kind, str(kind)), slot=number)
-        for number, each in enumerate(below)
-        if (kind := (each.get("nvidia") or {}).get("current"))
+        Live(names.get(kind, str(kind)), number, None, held.get("placement") if ways.now == modes.MIXED else None)
+        for number, held in seats
+        if (kind := held.get("current"))
     ]
     numbers = {each["address"]: number for number, each in enumerate(below)}
     for mdev in (told or {}).get("mdevs") or ():

@@ -15,7 +15,7 @@ from vmgpu.hypervisor import Cut, Cuts
 
 Facts = Mapping[str, Any]
 
-PASSTHROUGH, VGPU, MIG = "passthrough", "vgpu", "mig"
+PASSTHROUGH, VGPU, MIXED, MIG = "passthrough", "vgpu", "mixed", "mig"
 NVIDIA = "10de"
 # GM107 and GM204 boards (M10, M60, M6): CUDA runs only in the type that is the whole GPU. NVIDIA vGPU guide, release 9.
 _MAXWELL = frozenset({"13bd", "13f2", "13f3"})
@@ -38,8 +38,13 @@ def ways(card: Facts, functions: Sequence[Facts], nvml: Facts | None, *, nvml_st
     framework = _framework(card, functions)
     cuts: dict[str, Cuts] = {}
     refusals: dict[str, str] = {}
-    for mode, judge in ((VGPU, _time_sliced), (MIG, _mig_backed)):
-        found = judge(card, nvml, framework, nvml_state)
+    sizes = _mixed_sizes(functions, nvml, framework)
+    busy = _in_the_other_mode(functions, nvml)
+    for mode, found in (
+        (VGPU, busy.get(VGPU) or _time_sliced(card, nvml, framework, nvml_state)),
+        (MIXED, sizes and (busy.get(MIXED) or sizes)),
+        (MIG, _mig_backed(card, nvml, framework, nvml_state)),
+    ):
         if isinstance(found, Cuts):
             cuts[mode] = found
         elif found:
@@ -75,11 +80,41 @@ def _time_sliced(card: Facts, nvml: Facts | None, framework: str | None, nvml_st
         return _no_manager(card, nvml_state)
     if framework is None and not card.get("vfs_most"):
         return "The driver knows vGPU types, but has neither mdev nor virtual functions: its vGPU manager does not run"
-    mixed = bool((nvml.get("mixed") or {}).get("on"))
-    return _from_types(types, maxwell=card.get("device") in _MAXWELL, mixed=mixed)
+    return _from_types(types, maxwell=card.get("device") in _MAXWELL)
 
 
-def _from_types(types: Sequence[Facts], *, maxwell: bool, mixed: bool) -> Cuts:
+def _mixed_sizes(functions: Sequence[Facts], nvml: Facts | None, framework: str | None) -> Cuts | str | None:
+    """Sizes side by side, each at the places that the driver names; None where the card has no such thing."""
+    told = (nvml or {}).get("mixed")
+    if nvml is None or told is None:
+        return None
+    if not (told.get("supported") or told.get("on")):
+        return "It holds time-sliced vGPUs of one size at a time only: this card or its driver has no mixed-size mode"
+    if framework == "mdev":
+        return "Mixed sizes are given out only where the vGPU manager works by virtual functions without mdev"
+    types = [each for each in nvml.get("vgpu_types") or () if each.get("placements") and each.get("placement_size")]
+    if not types:
+        return "Its driver has a mixed-size mode, but does not tell where each size may lie"
+    sizes = [(int(each["placement_size"]), tuple(each["placements"])) for each in types]
+    cells = max(size + max(starts) for size, starts in sizes)
+    pieces = tuple(
+        _vgpu(each, int(each.get("framebuffer_mib") or 0), size, best_first((size, starts), sizes), len(starts))
+        for each, (size, starts) in zip(types, sizes, strict=True)
+    )
+    return Cuts(cells, cells, cells, pieces)
+
+
+def _in_the_other_mode(functions: Sequence[Facts], nvml: Facts | None) -> dict[str, str]:
+    """What cannot be had while vGPUs are there: mixed-size mode is switched on and off only while there are none."""
+    told = (nvml or {}).get("mixed")
+    if told is None or not any((each.get("nvidia") or {}).get("current") for each in functions):
+        return {}
+    if told.get("on"):
+        return {VGPU: "It is in mixed-size mode and holds vGPUs: to leave that mode the last of them must go first"}
+    return {MIXED: "It holds vGPUs of one size: mixed-size mode is switched on only while there are none"}
+
+
+def _from_types(types: Sequence[Facts], *, maxwell: bool) -> Cuts:
     sized = [(each, int(each.get("framebuffer_mib") or 0)) for each in types]
     sized = [(each, size) for each, size in sized if size > 0]
     unit = gcd(*(size for _, size in sized)) or 1
@@ -87,22 +122,21 @@ def _from_types(types: Sequence[Facts], *, maxwell: bool, mixed: bool) -> Cuts:
     pieces = []
     for each, size in sized:
         most = min(int(each.get("most") or cells), cells * unit // size)
-        told = each.get("placements") if mixed else None
-        starts = tuple(told) if told else tuple(at * (size // unit) for at in range(most))
+        starts = tuple(at * (size // unit) for at in range(most))
         whole = size // unit == cells
-        pieces.append(_vgpu(each, size, unit, starts, most, cuda=whole or not maxwell))
-    return Cuts(cells, cells, cells, tuple(pieces), equal=not mixed)
+        pieces.append(_vgpu(each, size, size // unit, starts, most, cuda=whole or not maxwell))
+    return Cuts(cells, cells, cells, tuple(pieces), equal=True)
 
 
-def _vgpu(each: Facts, size: int, unit: int, starts: tuple[int, ...], most: int, *, cuda: bool) -> Cut:
+def _vgpu(each: Facts, memory_mib: int, cells: int, starts: tuple[int, ...], most: int, *, cuda: bool = True) -> Cut:
     name = short_name(str(each.get("name", "")))
     series = _series(name)
     return Cut(
         name,
-        cells=size // unit,
-        compute=size // unit,
+        cells=cells,
+        compute=cells,
         starts=starts,
-        memory_mib=size,
+        memory_mib=memory_mib,
         most=most,
         type=each.get("id"),
         cuda=cuda and series not in ("A", "B"),
@@ -193,8 +227,8 @@ def _no_manager(card: Facts, nvml_state: str) -> str:
 def _mode_now(card: Facts, functions: Sequence[Facts], nvml: Facts | None) -> str | None:
     if nvml and (nvml.get("mig") or {}).get("current"):
         return MIG
-    if any((each.get("nvidia") or {}).get("current") for each in functions) or functions:
-        return VGPU
+    if functions:
+        return MIXED if ((nvml or {}).get("mixed") or {}).get("on") else VGPU
     return PASSTHROUGH if card.get("driver") == "vfio-pci" else None
 
 

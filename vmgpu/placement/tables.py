@@ -26,7 +26,8 @@ class Mode(StrEnum):
     emulated = "emulated"
     mig = "mig"
     passthrough = "passthrough"
-    vgpu = "vgpu"  # time-sliced, by whichever framework the host has
+    vgpu = "vgpu"  # time-sliced, all of one size, by whichever framework the host has
+    mixed = "mixed"  # time-sliced, of several sizes
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ from vmgpu.service.vms import listed
 
 Row = TypeVar("Row", bound=SQLModel)
 
+_CUT_BY_ITS_DRIVER = (placement.Mode.vgpu, placement.Mode.mixed, placement.Mode.mig)
 # what `vms` reads of a row: loading whole rows, with all their JSON, costs several times as much
 VM_COLUMNS = (
     "id", "name", "owner_id", "state", "wanted", "state_since", "reason", "address", "flavor", "image_id", "host_id",
@@ -302,7 +303,7 @@ def _slices(session: Session, *, vm_ids: list[str] | None = None) -> Sequence[tu
         query = query.where(col(Slice.vm_id).in_(vm_ids))
     found = session.exec(query.order_by(col(Slice.gpu_id), col(Slice.start))).all()
     # facts are large: they are read of the cards only whose shape the tables do not know
-    real = select(Gpu.id, Gpu.facts).where(col(Gpu.mode).in_([placement.Mode.vgpu, placement.Mode.mig]))
+    real = select(Gpu.id, Gpu.facts).where(col(Gpu.mode).in_(_CUT_BY_ITS_DRIVER))
     facts = dict(session.exec(real).all()) if found else {}
     grids: dict[str, tuple[int, int]] = {}
     answer = []

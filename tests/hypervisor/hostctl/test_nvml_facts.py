@@ -65,6 +65,7 @@ def test_a_card_with_vgpus(tree: Tree, nvml: Callable[..., StandIn]) -> None:
         "most": 12,
         "most_per_vm": None,
         "gi_profile": None,
+        "most_per_instance": None,
         "license": None,
     }
     assert card["creatable"] == [1150]

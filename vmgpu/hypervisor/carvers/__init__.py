@@ -30,6 +30,8 @@ def carver_for(mode: str, framework: str | None, *, ask: Ask | None, use: Use) -
     match mode, framework:
         case "vgpu", "vfio":
             return VfioCarver(ask)
+        case "mixed", "vfio":
+            return VfioCarver(ask, mixed=True)
         case "mig", "vfio":
             return MigCarver(ask)
         case "mig", "mdev":

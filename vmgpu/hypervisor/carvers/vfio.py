@@ -8,15 +8,18 @@ from vmgpu.hypervisor.carvers.functions import Ask
 
 
 class VfioCarver:
-    """`ask` is hostctl on the card's host."""
+    """`ask` is hostctl on the card's host; `mixed`: sizes side by side, each at its slice's place."""
 
-    def __init__(self, ask: Ask) -> None:
-        self._ask = ask
+    def __init__(self, ask: Ask, *, mixed: bool = False) -> None:
+        self._ask, self._mixed = ask, mixed
 
     def carve(self, ref: SliceRef) -> Carved:
         """Write the slice's type to its function, or find it written."""
         address = functions.of(self._ask, ref)
-        self._ask("vgpu", {"action": "set", "address": address, "type": ref.type or ref.profile})
+        # the functions' coming has ended mixed-size mode, and the first vGPU keeps the card in the mode it is in
+        self._ask("vgpu", {"action": "mixed", "address": ref.gpu.address, "on": self._mixed})
+        place = {"placement": ref.start} if self._mixed else {}
+        self._ask("vgpu", {"action": "set", "address": address, "type": ref.type or ref.profile, **place})
         # not managed: libvirt would bind the function to plain vfio-pci, and the vGPU would be gone
         return Carved((Pci(address, managed=False),))
 

@@ -8,12 +8,14 @@ from typing import Any
 
 from . import mig
 from .files import Files
-from .nvml import Absent, Nvml, session, text
+from .nvml import QUIET, Absent, Nvml, session, text
 from .patterns import UUID
 from .vgpu_files import Modes
 
 SECONDS = 12.0  # of the facts' 20: the rest needs one
 _MIXED_SIZES = 2  # NVML_DEVICE_VGPU_CAP_HETEROGENEOUS_TIMESLICE_SIZES
+_MIXED = 0  # NVML_VGPU_PGPU_HETEROGENEOUS_MODE
+_OTHER_VERSION = 25
 _VIRTUALIZATION = ("none", "passthrough", "vgpu", "host_vgpu", "host_vsga")
 _FABRIC = (None, "not_started", "in_progress", "completed")
 _NONE = 0xFFFFFFFF
@@ -92,6 +94,10 @@ class _Seen:
         sriov = ask("nvmlDeviceGetHostVgpuMode", handle)
         display = ask("nvmlDeviceGetDisplayActive", handle)
         profiles = mig.profiles(self._nvml, handle) if mode else []
+        sizes = mixed(self._nvml, handle)
+        known = [self._type(handle, each) for each in ask("nvmlDeviceGetSupportedVgpus", handle) or []]
+        if sizes and (sizes["supported"] or sizes["on"]):
+            known = [{**each, **self._places(handle, each)} for each in known]
         return {
             "address": address,
             "uuid": text(ask("nvmlDeviceGetUUID", handle)),
@@ -103,10 +109,10 @@ class _Seen:
             "mig": _pair(mode),
             "virtualization": _word(_VIRTUALIZATION, ask("nvmlDeviceGetVirtualizationMode", handle)),
             "sriov": None if sriov is None else sriov == 1,
-            "mixed": mixed(self._nvml, handle),
+            "mixed": sizes,
             "profiles": profiles,
             "instances": mig.instances(self._nvml, handle, profiles) if mode and mode[0] == 1 else [],
-            "vgpu_types": [self._type(handle, each) for each in ask("nvmlDeviceGetSupportedVgpus", handle) or []],
+            "vgpu_types": known,
             "creatable": list(ask("nvmlDeviceGetCreatableVgpus", handle) or []),
             "vgpus": [self._vgpu(each) for each in ask("nvmlDeviceGetActiveVgpus", handle) or []],
             "processes": self._processes(handle),
@@ -126,9 +132,23 @@ class _Seen:
                 "framebuffer_mib": None if framebuffer is None else framebuffer // 2**20,
                 "most_per_vm": ask("nvmlVgpuTypeGetMaxInstancesPerVm", number),
                 "gi_profile": known(ask("nvmlVgpuTypeGetGpuInstanceProfileId", number)),
+                "most_per_instance": ask("nvmlVgpuTypeGetMaxInstancesPerGpuInstance", number),
                 "license": text(ask("nvmlVgpuTypeGetLicense", number)),
             }
         return {**self._types[number], "most": ask("nvmlVgpuTypeGetMaxInstances", handle, number)}
+
+    def _places(self, handle: Any, each: dict[str, Any]) -> dict[str, Any]:
+        """Where a time-sliced type may lie in mixed-size mode, and how much of the card it covers there."""
+        if each["gi_profile"] is not None:
+            return {}
+        name, quiet = "nvmlDeviceGetVgpuTypeSupportedPlacements", (*QUIET, _OTHER_VERSION)
+        # the second form says how long its list may be; drivers that lack it are asked by the first, which does not
+        told = self._nvml.ask(name, handle, each["id"], _MIXED, 2, quiet=quiet)
+        if told is None:
+            told = self._nvml.ask(name, handle, each["id"], _MIXED, 1, quiet=quiet)
+        if told is None:
+            return {}
+        return {"placements": sorted(told.placementIds[: told.count]), "placement_size": told.placementSize}
 
     def _vgpu(self, number: int) -> dict[str, Any]:
         ask = self._nvml.ask

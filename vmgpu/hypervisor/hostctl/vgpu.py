@@ -168,6 +168,8 @@ def _mix(nvml: Nvml, address: str, *, on: bool) -> dict[str, Any]:
     device = nvml.device(address)
     seen = nvml_facts.mixed(nvml, device)
     if seen is None or not (seen["supported"] or seen["on"]):
+        if not on:
+            return {"supported": False, "on": False}
         raise Refusal("not_supported", f"Card {address} holds no vGPUs of mixed sizes")
     if seen["on"] != on:
         nvml.call("nvmlDeviceSetVgpuHeterogeneousMode", device, int(on))

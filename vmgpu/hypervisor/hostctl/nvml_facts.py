@@ -85,6 +85,7 @@ class _Seen:
         self._files = files
         self._nvml = nvml
         self._types: dict[int, dict[str, Any]] = {}  # what a type is does not depend on the card
+        self._spots: dict[int, dict[str, Any]] = {}  # nor where it may lie: a type is one board's
 
     def device(self, address: str, handle: Any) -> dict[str, Any]:
         ask = self._nvml.ask
@@ -95,9 +96,9 @@ class _Seen:
         display = ask("nvmlDeviceGetDisplayActive", handle)
         profiles = mig.profiles(self._nvml, handle) if mode else []
         sizes = mixed(self._nvml, handle)
-        known = [self._type(handle, each) for each in ask("nvmlDeviceGetSupportedVgpus", handle) or []]
+        types = [self._type(handle, each) for each in ask("nvmlDeviceGetSupportedVgpus", handle) or []]
         if sizes and (sizes["supported"] or sizes["on"]):
-            known = [{**each, **self._places(handle, each)} for each in known]
+            types = [{**each, **self._places(handle, each)} for each in types]
         return {
             "address": address,
             "uuid": text(ask("nvmlDeviceGetUUID", handle)),
@@ -112,7 +113,7 @@ class _Seen:
             "mixed": sizes,
             "profiles": profiles,
             "instances": mig.instances(self._nvml, handle, profiles) if mode and mode[0] == 1 else [],
-            "vgpu_types": known,
+            "vgpu_types": types,
             "creatable": list(ask("nvmlDeviceGetCreatableVgpus", handle) or []),
             "vgpus": [self._vgpu(each) for each in ask("nvmlDeviceGetActiveVgpus", handle) or []],
             "processes": self._processes(handle),
@@ -141,11 +142,16 @@ class _Seen:
         """Where a time-sliced type may lie in mixed-size mode, and how much of the card it covers there."""
         if each["gi_profile"] is not None:
             return {}
+        if each["id"] not in self._spots:
+            self._spots[each["id"]] = self._asked_places(handle, each["id"])
+        return self._spots[each["id"]]
+
+    def _asked_places(self, handle: Any, number: int) -> dict[str, Any]:
         name, quiet = "nvmlDeviceGetVgpuTypeSupportedPlacements", (*QUIET, _OTHER_VERSION)
         # the second form says how long its list may be; drivers that lack it are asked by the first, which does not
-        told = self._nvml.ask(name, handle, each["id"], _MIXED, 2, quiet=quiet)
+        told = self._nvml.ask(name, handle, number, _MIXED, 2, quiet=quiet)
         if told is None:
-            told = self._nvml.ask(name, handle, each["id"], _MIXED, 1, quiet=quiet)
+            told = self._nvml.ask(name, handle, number, _MIXED, 1, quiet=quiet)
         if told is None:
             return {}
         return {"placements": sorted(told.placementIds[: told.count]), "placement_size": told.placementSize}

@@ -805,6 +805,17 @@ class TestWhatASecondPairOfEyesFound:
         counts = hand.counts()
         assert (counts["started"], counts["guest_off"], counts["powered_off"]) == (1, 0, 0)
 
+    def test_a_simulated_copy_is_known_by_its_own_labels(self, house: House) -> None:
+        """Its VM and host may be gone by the time it is cleaned; there is no disk in it that a helper could open."""
+        path = house.settings.images_dir / "image-copy.qcow2"
+        path.write_text("vmgpu simulated disk\n")
+        with house.db.write() as session:
+            labels = {"simulated": "yes"}
+            state, due = ImageState.generalising, now()
+            session.add(Image(id="copy", name="t/x:1", labels=labels, state=state, source_vm="gone", due_at=due))
+        house.until(lambda: house.row(Image, "t/x:1").state is not ImageState.generalising)
+        assert house.row(Image, "t/x:1").state is ImageState.ready
+
     def test_a_person_with_a_kept_console_can_go(self, house: House) -> None:
         house.host()
         people.add_user(house.db, house.me, UserRequest(name="ben"))

@@ -173,7 +173,7 @@ def tend_image(job: Job, ground: Ground) -> None:
     accel = str((host.facts or {}).get("accel", "tcg")) if host else "tcg"
     view = machines.ImageView(image.id, image.name, image.state, path, accel, tuple(image.logins))
     crash.point("image.begin")
-    news = machines.clean(view, simulated=bool(host and host.simulated))
+    news = machines.clean(view, simulated=image.simulated)
     crash.point("image.worked")
     with ground.db.write() as session:
         outcomes.apply_image(session, outcomes.held_image(session, job.row_id, job.token), news)

@@ -68,7 +68,7 @@ def wishes(session: Session, vms: Sequence[VM]) -> list[placement.Wish]:
     Simulated images run on simulated hosts only; real ones go there only where there is no real host at all.
     """
     images = {image.id: image for image in session.exec(select(Image)).all()}
-    simulated = {image.id for image in images.values() if image.labels.get("simulated")}
+    simulated = {image.id for image in images.values() if image.simulated}
     played = {host.id for host in session.exec(select(Host)).all() if host.simulated}
     real = {host.id for host in session.exec(select(Host)).all() if not host.simulated}
     kinds = (real if vm.image_id in simulated else played if real else set() for vm in vms)

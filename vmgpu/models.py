@@ -243,16 +243,21 @@ class Image(Claimed, table=True):
     created_at: datetime = _made()
 
     @property
+    def simulated(self) -> bool:
+        """Whether it is one of simulated hosts, where nothing is in it."""
+        return bool(self.labels.get("simulated"))
+
+    @property
     def volume(self) -> str:
         """The file's name in the store and in every pool; simulated hosts have `base` from the start."""
-        if self.labels.get("simulated") and self.source_vm is None:
+        if self.simulated and self.source_vm is None:
             return "base.qcow2"
         return f"image-{self.id}.{self.format}"
 
     @property
     def copy_mib(self) -> int:
         """The room that a copy takes in a host's pool; simulated hosts count what the disk would be."""
-        if self.labels.get("simulated"):
+        if self.simulated:
             return self.virtual_mib if self.source_vm else 0
         return -(-self.size_bytes // 2**20)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Path, Query
@@ -42,13 +43,7 @@ def list_hosts(db: Db, me: Me) -> Response:
 def add_host(asked: HostRequest, db: Db, me: Me, stopping: Stopping, wait: Wait = 120) -> HostOut:
     """Take a host in, and answer when its first survey is in; `reason` tells why that failed."""
     added = hosts.add(db, me, asked)
-
-    def first_survey() -> Host | None:
-        with db.read() as session:
-            host = session.get(Host, added.id)
-        return host if host is None or host.state is not HostState.new or host.reason else None
-
-    until(first_survey, wait, stopping)
+    until(_once(db, added.id, lambda host: host.state is not HostState.new or host.reason), wait, stopping)
     return _host(db, me, added.id)
 
 
@@ -91,12 +86,7 @@ def remove_host(
     row = hosts.remove(db, me, name, lost=lost)
     with db.read() as session:
         leaving = show.hosts(session, [row], to=me)[0]
-
-    def gone() -> bool | None:
-        with db.read() as session:
-            return True if session.get(Host, row.id) is None else None
-
-    until(gone, wait, stopping)
+    until(_once(db, row.id, lambda host: False), wait, stopping)
     return leaving
 
 
@@ -105,15 +95,13 @@ def survey_host(name: str, db: Db, me: Me, stopping: Stopping, wait: Wait = 60) 
     """Look again at what the host has, and answer when that is in."""
     row = hosts.survey(db, me, name)
 
-    def surveyed() -> bool | None:
-        with db.read() as session:
-            host = session.get_one(Host, row.id)
+    def surveyed(host: Host) -> bool:
         done = row.survey_asked and host.surveyed_at and host.surveyed_at >= row.survey_asked
         # a visit that failed leaves its reason, and is not due again at once; a reason alone may be an older one
         failed = host.reason and host.claim_token is None and host.due_at and host.due_at > now()
-        return True if done or failed else None
+        return bool(done or failed)
 
-    until(surveyed, wait, stopping)
+    until(_once(db, row.id, surveyed), wait, stopping)
     return _host(db, me, row.id)
 
 
@@ -122,13 +110,10 @@ def examine_host(name: str, db: Db, me: Me, stopping: Stopping, wait: Wait = 60)
     """Look for what is wrong with a host, and answer when that is in; `at` is null where it is not."""
     asked = hosts.examine(db, me, name)
 
-    def answered() -> bool | None:
-        with db.read() as session:
-            host = session.get(Host, asked.id)
-        done = host is None or (asked.doctor_asked and host.doctor_at and host.doctor_at >= asked.doctor_asked)
-        return True if done else None
+    def answered(host: Host) -> bool:
+        return bool(asked.doctor_asked and host.doctor_at and host.doctor_at >= asked.doctor_asked)
 
-    if until(answered, wait, stopping):
+    if until(_once(db, asked.id, answered), wait, stopping):
         return _doctor(hosts.examined(db, me, asked.id))
     return DoctorOut(host=asked.name, at=None, items=[])
 
@@ -212,6 +197,17 @@ def show_flavor(name: str, db: Db, me: Me) -> FlavorOut:
 def remove_flavor(name: str, db: Db, me: Me) -> None:
     """Forget a size; VMs made from it keep theirs."""
     flavors.remove(db, me, name)
+
+
+def _once(db: Db, host_id: str, true: Callable[[Host], object]) -> Callable[[], bool | None]:
+    """What `until` looks for after a wish: that this is true of the host's row, or that there is none any more."""
+
+    def look() -> bool | None:
+        with db.read() as session:
+            host = session.get(Host, host_id)
+        return True if host is None or true(host) else None
+
+    return look
 
 
 def _doctor(host: Host) -> DoctorOut:

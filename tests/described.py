@@ -31,7 +31,7 @@ class Bench:
         self.libvirt = NodeDevices(machine.fake)
         self.xml: dict[str, str] = {}  # VM's id → the domain as it was defined last
         self.running: dict[str, list[str]] = {}  # VM's id → functions that libvirt took for it
-        self.refuses: dict[str, str] = {}  # VM's id → the words with which its start is refused
+        self.refuses: dict[str, str] = {}  # a function's address → the words with which libvirt refuses to take it
 
     def open(self, ref: HostRef, *, on_change: Callable[[str], None]) -> DescribedHost:
         """As the service's open_host does."""
@@ -60,6 +60,8 @@ class Bench:
         taken: list[str] = []
         try:
             for address, managed in self.functions(vm_id):
+                if address in self.refuses:
+                    raise libvirt.libvirtError(self.refuses[address])
                 if managed == "yes":
                     self.libvirt.detach(address)
                     taken.append(address)
@@ -112,8 +114,6 @@ class DescribedHost(FakeHost):
     def ensure_running(self, vm_id: str) -> None:
         if vm_id not in self._running():
             self._settle()
-            if words := self._bench.refuses.get(vm_id):
-                raise HostRefused(words)
             self._bench.begin(vm_id)
         super().ensure_running(vm_id)
 

@@ -99,12 +99,12 @@ class Site(House):
         found: dict[str, Any] = self.rest("POST", f"/hosts/{host}/survey?wait=30", None)
         return found
 
-    def reboot(self, host: str = "gpu1") -> None:
-        """The machine reboots: what lives in memory alone is gone, its guests are off."""
+    def reboot(self, host: str = "gpu1", *, power_cycle: bool = False) -> None:
+        """The machine reboots: what lives in memory alone is gone, its guests are off; a power cycle revives cards."""
         bench = self.benches[host]
         self.hands[host].reboot_host()
         bench.running.clear()
-        bench.model.reboot()
+        bench.model.reboot(power_cycle=power_cycle)
 
     def gpu(self, card: str) -> Gpu:
         """A card's row."""

@@ -102,6 +102,8 @@ class ReasonCode(StrEnum):
     # why a VM waits
     no_slice_free = "no_slice_free"
     cut_otherwise = "cut_otherwise"
+    group_held = "group_held"
+    group_kept_back = "group_kept_back"
     no_gpu_of_kind = "no_gpu_of_kind"
     no_host_cpu = "no_host_cpu"
     no_host_memory = "no_host_memory"
@@ -182,6 +184,15 @@ _WORDS: Mapping[ReasonCode, tuple[str, str]] = {
         "{cards} card(s) could hold {profile}, and are cut in pieces of {pieces} until the last of {held} VM(s) there "
         "ends: a card takes one size at a time",
         "Wait: then it starts by itself. Or ask for that size.",
+    ),
+    ReasonCode.group_held: (
+        "{cards} card(s) are free, but each shares its IOMMU group with one that a VM has ({mates}): "
+        "a group goes to one VM at a time",
+        "Wait: it starts by itself when that VM gives its card back.",
+    ),
+    ReasonCode.group_kept_back: (
+        "Card {gpu} shares IOMMU group {group} with card {mate}, which is {how}: the host would lose both",
+        "An admin gives that one out as well (vmgpu gpu offer {mate}), or moves one of them to another slot.",
     ),
     ReasonCode.no_gpu_of_kind: (
         "No card that can be used now offers {wish}",

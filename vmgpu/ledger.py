@@ -43,7 +43,11 @@ def fleet(session: Session) -> placement.Fleet:
     held: dict[str, list[VM]] = defaultdict(list)
     for vm in session.exec(select(VM).where(col(VM.host_id).is_not(None), VM.state != VMState.gone)).all():
         held[str(vm.host_id)].append(vm)
-    gpus = session.exec(select(Gpu).where(col(Gpu.mode).is_not(None))).all()
+    cards = session.exec(select(Gpu)).all()
+    gpus = [gpu for gpu in cards if gpu.mode is not None]
+    on_host: dict[str, list[Gpu]] = defaultdict(list)
+    for gpu in cards:
+        on_host[gpu.host_id].append(gpu)
     physical = {gpu.id for gpu in gpus if gpu.mode == placement.Mode.passthrough}
     cuts: dict[str, list[Slice]] = defaultdict(list)
     whole: set[str] = set()
@@ -57,7 +61,7 @@ def fleet(session: Session) -> placement.Fleet:
         copies[host_id].append(image)
     return placement.Fleet(
         [_host(host, held[host.id], whole, copies[host.id]) for host in hosts],
-        [_card(gpu, cuts[gpu.id]) for gpu in gpus],
+        [_card(gpu, cuts[gpu.id], of_group(gpu, on_host[gpu.host_id])) for gpu in gpus],
         units={unit.model: Fraction(unit.share) for unit in session.exec(select(GpuUnit)).all()},
     )
 
@@ -259,22 +263,39 @@ class Lying(Protocol):
     def profile(self) -> str: ...
 
 
-def room(gpu: Gpu, cuts: Iterable[Lying]) -> dict[str, int]:
-    """How many more of each size fit on a card in its mode now, each instead of the others; none where it is closed."""
-    state = _card(gpu, cuts) if gpu.mode else None
-    if state is None or state.closed:
+def of_group(gpu: Gpu, cards: Iterable[Gpu]) -> list[Gpu]:
+    """The cards of a host that share this one's IOMMU group, where it is given away whole."""
+    shared = gpu.facts.get("mates", ()) if gpu.mode == placement.Mode.passthrough else ()
+    return [card for card in cards if card.address in shared and card.host_id == gpu.host_id]
+
+
+def room(gpu: Gpu, cuts: Mapping[str, Sequence[Lying]], cards: Iterable[Gpu]) -> dict[str, int]:
+    """How many more of each size fit on a card in its mode now, each instead of the others; none where it is closed.
+
+    `cuts`: what lies on which card; `cards`: all there are.
+    """
+    mates = of_group(gpu, cards)
+    state = _card(gpu, cuts.get(gpu.id, ()), mates) if gpu.mode else None
+    if state is None or state.closed or any(cuts.get(mate.id) for mate in mates):
         return {}
     sizes = placement.offered(state.shape, state.mode)
     counts = {size.name: placement.places(state.shape, size, tuple(sorted(state.taken))) for size in sizes}
     return {name: count for name, count in counts.items() if count}
 
 
-def _card(gpu: Gpu, cuts: Iterable[Lying]) -> placement.CardState:
+def _card(gpu: Gpu, cuts: Iterable[Lying], mates: Iterable[Gpu]) -> placement.CardState:
     own = told(gpu.model, gpu.mode, gpu.facts)
     others = [*(gpu.facts.get("foreign", []) if own else []), *gpu.facts.get("orphans", [])]
     closed = Reason.of(gpu.reason) if gpu.state is not GpuState.ready else None
     if gpu.state is GpuState.absent:
         closed = reason(ReasonCode.card_unhealthy, gpu=gpu.name, detail="the last survey did not see it")
+    for mate in mates:
+        if mate.mode != placement.Mode.passthrough:
+            how = f"given out as {mate.mode}" if mate.mode else "kept for the host"
+            group = gpu.facts.get("iommu_group")
+            closed = closed or reason(
+                ReasonCode.group_kept_back, gpu=gpu.address, group=group, mate=mate.address, how=how
+            )
     return placement.CardState(
         id=gpu.id,
         host_id=gpu.host_id,
@@ -285,6 +306,7 @@ def _card(gpu: Gpu, cuts: Iterable[Lying]) -> placement.CardState:
         version=gpu.version,
         name=gpu.name,
         told=own,
+        mates=tuple(sorted(mate.id for mate in mates)),
     )
 
 

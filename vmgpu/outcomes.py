@@ -294,6 +294,7 @@ def _quarantine(session: Session, gpu_ids: Iterable[str], because: Reason) -> No
     for gpu in session.exec(select(Gpu).where(col(Gpu.id).in_(list(gpu_ids))).order_by(Gpu.id)).all():
         why = reason(ReasonCode.card_quarantined, gpu=gpu.name, detail=because.sentence())
         gpu.state, gpu.reason, gpu.version = GpuState.quarantined, why.as_dict(), gpu.version + 1
+        gpu.facts = {**gpu.facts, "modes": []}  # until a survey has seen it well again
         session.add(Event(host_id=gpu.host_id, kind="card_quarantined", reason=why.as_dict()))
 
 

@@ -196,6 +196,7 @@ def slice_ref(piece: Slice, gpu: Gpu) -> SliceRef:
         facts.get("framework"),
         bool(facts.get("on_functions")),
         facts.get("parent"),
+        tuple(facts.get("mates", ())),
     )
     cuts = facts.get("cuts", {}).get(gpu.mode) or {"pieces": ()}
     type = next((each["type"] for each in cuts["pieces"] if each["name"] == piece.profile), None)

@@ -15,7 +15,7 @@ from vmgpu.db import claim_all, let_all_go
 from vmgpu.errors import HostUnreachable, Reason, ReasonCode, Unavailable, VmgpuError, reason
 from vmgpu.guest import CheckFailed
 from vmgpu.hypervisor import Carver, Hypervisor, Progress
-from vmgpu.hypervisor.doctor import advice
+from vmgpu.hypervisor.doctor import advice, explain
 from vmgpu.lifecycle import Fail, Hop, Nap, Outcome
 from vmgpu.models import VM, Console, Gpu, Host, HostState, VMState, now
 from vmgpu.settings import Settings
@@ -142,8 +142,16 @@ def _step(ground: Ground, job: Job, view: views.VMView) -> Outcome:
             let_all_go(ground.db, Gpu, token)
 
 
+# what the doctor reads in a host's words when the card itself is to blame
+_THE_CARD = ("card-dead", "card-asleep", "reset-hangs")
+
+
 def _host_error(view: views.VMView, words: str, hint: str = "") -> Reason:
-    """The host's own words, with the doctor's cure where he knows them."""
+    """The host's own words, with the doctor's cure where he knows them; or that a card of the VM is not well."""
+    causes = explain(words)
+    if causes and causes[0].id in _THE_CARD and view.slices:
+        cards = ", ".join(sorted({cut.gpu.address or cut.gpu.id for cut in view.slices}))
+        return reason(ReasonCode.card_unhealthy, gpu=cards, detail=words)
     return reason(ReasonCode.host_error, host=view.host_name, detail=words, hint=advice(words) or hint)
 
 

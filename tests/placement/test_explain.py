@@ -38,6 +38,7 @@ def test_each_filter_says_what_it_left() -> None:
         (Filter.host_open, 2),
         (Filter.card_open, 2),
         (Filter.slice_free, 1),
+        (Filter.group_free, 1),
         (Filter.cpu, 0),
     ]
     assert steps[-1].reason == reason(ReasonCode.no_host_cpu, needed=1, free=0)

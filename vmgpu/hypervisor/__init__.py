@@ -46,7 +46,7 @@ HostDevice = Pci | Mdev | Emulated
 
 @dataclass(frozen=True)
 class GpuRef:
-    """A card as a carver is told of it. `companions`: the other endpoints of its IOMMU group.
+    """A card as a carver is told of it. `companions`: its own other functions, `mates`: other cards in its IOMMU group.
 
     `framework`: how a vGPU reaches a guest on its host (mdev, vfio), and whether that is by its virtual functions;
     `parent`: its name in libvirt where it is a parent of mediated devices without an address.
@@ -60,6 +60,7 @@ class GpuRef:
     framework: str | None = None
     on_functions: bool = False
     parent: str | None = None
+    mates: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -263,6 +264,7 @@ class GpuFacts:
     numa_node: int | None = None
     iommu_group: int | None = None
     companions: tuple[str, ...] = ()
+    mates: tuple[str, ...] = ()
     boot_vga: bool = False
     bars_mib: tuple[int, ...] = ()
     memory_mib: int | None = None

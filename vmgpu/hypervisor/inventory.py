@@ -41,7 +41,9 @@ def cards(
     """
     found = sorted((each for each in functions.values() if each.is_card(more)), key=lambda each: each.address)
     own = {each["address"]: each for each in told["pci"]} if told else {}
-    return tuple(_card(each, functions, own, told, ours.get(each.address)) for each in found)
+    return tuple(
+        _card(each, functions, own, told, ours.get(each.address), pci.mates(each, functions, more)) for each in found
+    )
 
 
 def parents(told: Facts | None, names: Collection[str]) -> tuple[GpuFacts, ...]:
@@ -93,12 +95,17 @@ def _function(each: Facts, members: Sequence[str]) -> Function:
 
 
 def _card(
-    card: Function, functions: Mapping[str, Function], own: Mapping[str, Facts], told: Facts | None, ours: str | None
+    card: Function,
+    functions: Mapping[str, Function],
+    own: Mapping[str, Facts],
+    told: Facts | None,
+    ours: str | None,
+    mates: tuple[str, ...],
 ) -> GpuFacts:
     raw = own.get(card.address, {})
     nvml = _of_nvml(told, card.address)
     below = [own[each] for each in raw.get("vfs") or () if each in own]
-    in_the_way = [each.sentence for each in pci.obstacles(card, functions, allow_vm=ours)]
+    in_the_way = [each.sentence for each in pci.obstacles(card, functions, mates=mates, allow_vm=ours)]
     if raw.get("dead"):
         in_the_way.append(f"Card {card.address} answers all ones: it needs a power cycle")
     ways = (
@@ -118,6 +125,7 @@ def _card(
         numa_node=card.numa_node,
         iommu_group=card.group,
         companions=pci.companions(card, functions),
+        mates=mates,
         boot_vga=card.boot_vga,
         bars_mib=card.bars_mib,
         memory_mib=(nvml or {}).get("memory_mib") or card.memory_mib,

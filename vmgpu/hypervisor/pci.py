@@ -17,6 +17,29 @@ CARD_DRIVERS = ("nvidia", "nouveau", "amdgpu", "radeon", "i915", "xe")
 # Host and PCI-to-PCI bridges stay with the host and do not spoil a group. 0680 is not among them: an NVSwitch is an
 # endpoint with a driver of its own.
 BRIDGE_CLASSES = ("0600", "0604")
+# what a card's board carries beside its display: display, sound, USB and USB-C, accelerator. A disk controller or NIC
+# at the next function is the host's.
+_BOARD_CLASSES = ("03", "04", "0c", "12")
+# what people call a device of a class
+CLASS_NAMES = {
+    "0101": "IDE controller",
+    "0104": "RAID controller",
+    "0106": "SATA controller",
+    "0107": "SAS controller",
+    "0108": "NVMe disk",
+    "0200": "network card",
+    "0207": "InfiniBand card",
+    "0300": "VGA",
+    "0302": "3D controller",
+    "0380": "display",
+    "0403": "sound",
+    "0601": "ISA bridge",
+    "0680": "bridge device",
+    "0c03": "USB controller",
+    "0c05": "SMBus",
+    "0c80": "USB-C controller",
+    "1200": "accelerator",
+}
 _LARGE_BAR_MIB = 256
 _LEAST_WINDOW_MIB = 32 * 1024
 _SYSFS_NAME = re.compile(r"pci_([0-9a-f]{4,8})_([0-9a-f]{2})_([0-9a-f]{2})_([0-7])")
@@ -114,9 +137,12 @@ def function_of(xml: str) -> Function | None:
 
 
 def obstacles(
-    card: Function, functions: Mapping[str, Function], *, allow_vm: str | None = None
+    card: Function, functions: Mapping[str, Function], *, mates: Collection[str] = (), allow_vm: str | None = None
 ) -> tuple[Obstacle, ...]:
-    """All that keeps a card from a guest; `functions` knows its group; `allow_vm` may hold it already."""
+    """All that keeps a card from a guest; `functions` knows its group; `allow_vm` may hold it already.
+
+    `mates`: the cards that share its group. They go to nobody else while it is given away.
+    """
     found: list[Obstacle] = []
     if card.is_integrated:
         found.append(Obstacle(f"Card {card.address} is the processor's own graphics, not a card of its own"))
@@ -131,7 +157,7 @@ def obstacles(
         )
     if card.virtual_functions:
         found.append(Obstacle(f"{card.virtual_functions} virtual functions of card {card.address} are switched on"))
-    for culprit in culprits(card, functions):
+    for culprit in culprits(card, functions, mates=mates):
         found.append(
             _coded(ReasonCode.group_not_viable, gpu=card.address, group=card.group, culprit=_describe(culprit))
         )
@@ -142,16 +168,38 @@ def obstacles(
     return tuple(found)
 
 
-def culprits(card: Function, functions: Mapping[str, Function]) -> tuple[Function, ...]:
-    """The endpoints of the card's group that are neither its own functions nor bridges."""
-    others = (functions.get(each, Function(each)) for each in card.members if not same_slot(each, card.address))
-    return tuple(each for each in others if not each.is_bridge)
+def culprits(card: Function, functions: Mapping[str, Function], *, mates: Collection[str] = ()) -> tuple[Function, ...]:
+    """The endpoints of the card's group that are neither bridges nor functions of its own or of its mates."""
+    boards = [card, *(functions[mate] for mate in mates if mate in functions)]
+    others = (functions.get(each, Function(each)) for each in card.members)
+    return tuple(each for each in others if not each.is_bridge and not any(_on_board(each, board) for board in boards))
 
 
 def companions(card: Function, functions: Mapping[str, Function]) -> tuple[str, ...]:
     """The card's other functions in its group (its sound, USB, …): they go where the card goes."""
-    siblings = (each for each in card.members if each != card.address and same_slot(each, card.address))
-    return tuple(sorted(each for each in siblings if not functions.get(each, Function(each)).is_bridge))
+    others = (functions.get(each, Function(each)) for each in card.members if each != card.address)
+    return tuple(sorted(each.address for each in others if not each.is_bridge and _on_board(each, card)))
+
+
+def mates(card: Function, functions: Mapping[str, Function], more: Collection[str] = ()) -> tuple[str, ...]:
+    """The other cards of the card's group that could be given away as well; `more` as in `is_card`."""
+    others = (functions[each] for each in card.members if each in functions and each != card.address)
+    return tuple(
+        sorted(
+            each.address
+            for each in others
+            if each.is_card(more) and not (each.boot_vga or each.is_integrated or same_slot(each.address, card.address))
+        )
+    )
+
+
+def _on_board(function: Function, card: Function) -> bool:
+    """Whether a function is the card itself or part of its board: at its slot, by its maker, and of such a class."""
+    if function.address == card.address:
+        return True
+    theirs = not (function.vendor and card.vendor) or function.vendor == card.vendor
+    fits = not function.class_code or function.class_code.startswith(_BOARD_CLASSES)
+    return same_slot(function.address, card.address) and theirs and fits
 
 
 def window_mib(bars: Iterable[int]) -> int:
@@ -173,7 +221,9 @@ def _coded(code: ReasonCode, **args: object) -> Obstacle:
 
 
 def _describe(function: Function) -> str:
-    return f"{function.address} (class {function.class_code or 'unknown'}, driver {function.driver or 'none'})"
+    name = CLASS_NAMES.get(function.class_code, "")
+    known = f"class {function.class_code or 'unknown'}, driver {function.driver or 'none'}"
+    return f"{name} {function.address} ({known})".strip()
 
 
 def _address_of(pci: Element) -> str | None:

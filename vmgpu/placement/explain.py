@@ -23,6 +23,7 @@ class Filter(StrEnum):
     host_open = "host_open"
     card_open = "card_open"
     slice_free = "slice_free"
+    group_free = "group_free"
     cpu = "cpu"
     memory = "memory"
     disk = "disk"
@@ -43,6 +44,7 @@ class _Place:
     card: CardState | None
     shape: CardModel | None
     profile: Profile | None
+    held_mate: CardState | None = None
 
     @property
     def mode(self) -> Mode | None:
@@ -58,7 +60,7 @@ def explain(wish: Wish, fleet: Fleet) -> tuple[Step, ...]:
     if not before and wish.disk_on is None:
         return (Step(Filter.offer, 0, _why_no_offer(wish, fleet, before)),)
     for name, passes, why in _FILTERS:
-        if wish.gpu is None and name in (Filter.offer, Filter.card_open, Filter.slice_free):
+        if wish.gpu is None and name in (Filter.offer, Filter.card_open, Filter.slice_free, Filter.group_free):
             continue
         after = [place for place in before if passes(wish, place)]
         if not after:
@@ -152,7 +154,8 @@ def _places(wish: Wish, fleet: Fleet) -> list[_Place]:
     for host_id in hosts:
         host = fleet.hosts[host_id]
         for card in fleet.cards_on(host_id):
-            found.append(_Place(host, card, card.shape, policy.profile_on(wish.gpu, card.shape, card.mode, fleet)))
+            size = policy.profile_on(wish.gpu, card.shape, card.mode, fleet)
+            found.append(_Place(host, card, card.shape, size, fleet.held_mate(card)))
     return found
 
 
@@ -217,6 +220,11 @@ def _why_no_slice(wish: Wish, fleet: Fleet, before: list[_Place]) -> Reason:
     )
 
 
+def _why_group(wish: Wish, fleet: Fleet, before: list[_Place]) -> Reason:
+    names = sorted({place.held_mate.name or place.held_mate.id for place in before if place.held_mate})
+    return reason(ReasonCode.group_held, cards=len(before), mates=", ".join(names))
+
+
 def _other_size(place: _Place) -> int | None:
     """The size in MiB of the pieces that lie on a card which for now takes no other size than theirs."""
     if not (place.card and place.shape and place.profile and place.shape.equal and place.card.taken):
@@ -270,6 +278,7 @@ _FILTERS: tuple[tuple[Filter, Callable[[Wish, _Place], bool], _Why], ...] = (
     (Filter.host_open, lambda wish, p: p.host.closed is None, _why_closed),
     (Filter.card_open, lambda wish, p: p.card is not None and p.card.closed is None, _why_closed),
     (Filter.slice_free, _passes_slice, _why_no_slice),
+    (Filter.group_free, lambda wish, p: p.held_mate is None, _why_group),
     (Filter.cpu, lambda wish, p: policy.has_cpu(p.host, wish, p.mode), _why_no_cpu),
     (Filter.memory, lambda wish, p: policy.has_memory(p.host, wish), _why_no_memory),
     (Filter.disk, lambda wish, p: policy.has_disk(p.host, wish), _why_no_disk),

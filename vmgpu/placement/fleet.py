@@ -21,6 +21,7 @@ class Bucket(NamedTuple):
     shape: CardModel
     mode: Mode
     layout: Layout
+    shared: bool  # its IOMMU group holds other cards, which nobody can have beside it
 
 
 class Fleet:
@@ -64,21 +65,33 @@ class Fleet:
         """Take in a card, new or changed; its host comes first."""
         self.drop_card(card.id)
         card = replace(card, taken=tuple(sorted(card.taken)))
+        mates = self._mates(card)
+        for mate in mates:
+            self._unindex(mate)
         self.cards[card.id] = card
         insort(self._on[card.host_id], card.id)
-        self._index(card)
+        for each in (card, *mates):
+            self._index(each)
 
     def drop_host(self, host_id: str) -> None:
         """Forget a host and its cards; unknown is fine."""
-        for gpu in self._on.pop(host_id, []):
-            self._unindex(self.cards.pop(gpu))
+        gone = [self.cards[gpu] for gpu in self._on.pop(host_id, [])]
+        for card in gone:
+            self._unindex(card)
+        for card in gone:
+            del self.cards[card.id]
         self.hosts.pop(host_id, None)
 
     def drop_card(self, gpu_id: str) -> None:
         """Forget a card; unknown is fine."""
-        if card := self.cards.pop(gpu_id, None):
-            self._unindex(card)
+        if card := self.cards.get(gpu_id):
+            mates = self._mates(card)
+            for each in (card, *mates):
+                self._unindex(each)
+            del self.cards[gpu_id]
             self._on[card.host_id].remove(gpu_id)
+            for mate in mates:
+                self._index(mate)
 
     def set_unit(self, model: str, unit: Fraction) -> None:
         """Set the share of a card of this model that 1 fGPU is."""
@@ -108,6 +121,10 @@ class Fleet:
             self._change(card, replace(card, taken=taken, version=card.version + 1))
         self._hold(placed, -1)
 
+    def held_mate(self, card: CardState) -> CardState | None:
+        """The card of the same IOMMU group that is given away, where one is."""
+        return next((mate for each in card.mates if (mate := self.cards.get(each)) and mate.taken), None)
+
     def cards_on(self, host_id: str) -> Iterator[CardState]:
         """The cards of a host, by id."""
         return (self.cards[gpu] for gpu in self._on[host_id])
@@ -132,9 +149,15 @@ class Fleet:
         )
 
     def _change(self, old: CardState, new: CardState) -> None:
-        self._unindex(old)
+        mates = self._mates(old)
+        for each in (old, *mates):
+            self._unindex(each)
         self.cards[new.id] = new
-        self._index(new)
+        for each in (new, *mates):
+            self._index(each)
+
+    def _mates(self, card: CardState) -> list[CardState]:
+        return [self.cards[mate] for mate in card.mates if mate in self.cards]
 
     def _index(self, card: CardState) -> None:
         if self._open(card):
@@ -150,8 +173,9 @@ class Fleet:
             del self._buckets[bucket]
 
     def _open(self, card: CardState) -> bool:
-        return card.closed is None and self.hosts[card.host_id].closed is None
+        closed = card.closed is not None or self.hosts[card.host_id].closed is not None
+        return not closed and (not card.mates or self.held_mate(card) is None)
 
 
 def _bucket(card: CardState) -> Bucket:
-    return Bucket(card.shape, card.mode, tables.layout(card.shape, card.taken))
+    return Bucket(card.shape, card.mode, tables.layout(card.shape, card.taken), bool(card.mates))

@@ -9,6 +9,8 @@ from vmgpu.placement.fleet import Bucket, Fleet, Spot
 from vmgpu.placement.tables import CardModel, Mode, Profile, Window
 from vmgpu.placement.values import ByProfile, GpuWish, HostState, Placed, Wish
 
+Rank = tuple[Fraction, bool, Fraction, int]
+
 
 def choose(wish: Wish, fleet: Fleet) -> Placed | None:
     """The best place for a wish, or None where it fits nowhere now."""
@@ -52,13 +54,13 @@ def may_use(wish: Wish, host_id: str) -> bool:
 
 
 def _on_card(wish: Wish, fleet: Fleet, gpu: GpuWish) -> Placed | None:
-    options: list[tuple[tuple[Fraction, Fraction, int], int, Bucket, Profile, list[Spot]]] = []
+    options: list[tuple[Rank, int, Bucket, Profile, list[Spot]]] = []
     for bucket, spots in fleet.buckets():
         profile = profile_on(gpu, bucket.shape, bucket.mode, fleet)
         starts = tables.starts(bucket.shape, bucket.layout, profile) if profile else ()
         if profile and starts:
             options.append((_rank(bucket, profile, starts[0]), starts[0], bucket, profile, spots))
-    best: tuple[tuple[Fraction, Fraction, int], Spot, int, Bucket, Profile] | None = None
+    best: tuple[Rank, Spot, int, Bucket, Profile] | None = None
     for rank, start, bucket, profile, spots in sorted(options, key=lambda o: (o[0], o[4][0])):
         if best and rank > best[0]:
             break
@@ -79,12 +81,13 @@ def _on_card(wish: Wish, fleet: Fleet, gpu: GpuWish) -> Placed | None:
     )
 
 
-def _rank(bucket: Bucket, profile: Profile, start: int) -> tuple[Fraction, Fraction, int]:
-    # the least of a card first (a name may mean 2 cells of one model and 1 of another), then the fullest card, so that
-    # empty ones stay whole for large wishes, then the start that closes the fewest others
+def _rank(bucket: Bucket, profile: Profile, start: int) -> Rank:
+    # the least of a card first (a name may mean 2 cells of one model and 1 of another), then a card that takes no other
+    # with it, then the fullest card, so that empty ones stay whole for large wishes, then the start that closes the
+    # fewest others
     cells = bucket.shape.cells
     free = cells - bucket.layout.mask.bit_count()
-    return Fraction(profile.cells, cells), Fraction(free, cells), profile.starts.index(start)
+    return Fraction(profile.cells, cells), bucket.shared, Fraction(free, cells), profile.starts.index(start)
 
 
 def _fits(wish: Wish, fleet: Fleet, spot: Spot, mode: Mode) -> bool:

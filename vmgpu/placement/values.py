@@ -124,6 +124,7 @@ class CardState:
     version: int = 0
     name: str = ""  # what people call it, for reasons
     told: CardModel | None = None  # what its host says can be cut from it; None: what the tables know of its model
+    mates: tuple[str, ...] = ()  # cards of its IOMMU group: one guest has the group, so that one card goes at a time
 
     @property
     def shape(self) -> CardModel:

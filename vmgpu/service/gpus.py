@@ -7,7 +7,7 @@ from sqlmodel import select
 from vmgpu import placement
 from vmgpu.db import HOLD, Database
 from vmgpu.errors import Conflict, NotFound
-from vmgpu.models import Gpu, GpuState, GpuUnit, Slice
+from vmgpu.models import Gpu, GpuState, GpuUnit, Host, Slice
 from vmgpu.requests import UnitRequest
 from vmgpu.service.access import Actor, must_be_admin
 
@@ -26,12 +26,19 @@ def set_unit(db: Database, actor: Actor, model: str, asked: UnitRequest) -> GpuU
 
 
 def clear(db: Database, actor: Actor, gpu_id: str) -> Gpu:
-    """End a card's quarantine: an admin has looked at it."""
+    """End a card's quarantine: an admin has looked at it, and a survey since has seen that it can be given out."""
     must_be_admin(actor)
     with db.write() as session:
         gpu = session.get(Gpu, gpu_id, with_for_update=HOLD)
         if not gpu:
             raise NotFound(f"There is no card {gpu_id!r}", hint="List them: vmgpu gpu list.")
+        if gpu.state is GpuState.quarantined and gpu.mode and gpu.mode not in gpu.facts.get("modes", ()):
+            why = dict(gpu.facts.get("refusals", {})).get(gpu.mode) or "no survey has seen it well since"
+            name = session.get_one(Host, gpu.host_id).name
+            raise Conflict(
+                f"Card {gpu.name} stays quarantined: {why}",
+                hint=f"Have its host looked at again, then repeat: vmgpu host survey {name}.",
+            )
         if gpu.state is GpuState.quarantined:
             gpu.state, gpu.reason, gpu.version = GpuState.ready, None, gpu.version + 1
         return gpu

@@ -22,7 +22,7 @@ def carver_for(mode: str, framework: str | None, *, ask: Ask | None, use: Use) -
         case "emulated", _:
             return EmulatedCarver()
         case "passthrough", _:
-            return PassthroughCarver(ask)
+            return PassthroughCarver(ask, use)
         case "vgpu", "mdev":
             return MdevCarver(use, ask)
     if ask is None:

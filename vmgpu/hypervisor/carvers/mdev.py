@@ -63,8 +63,8 @@ class MdevCarver:
     def _parent(self, ref: SliceRef) -> str:
         """The parent's name in libvirt where it follows from an address, else empty."""
         if ref.gpu.on_functions and self._ask:
-            return _node(functions.of(self._ask, ref))
-        return _node(ref.gpu.address) if ref.gpu.address else ""
+            return node_name(functions.of(self._ask, ref))
+        return node_name(ref.gpu.address) if ref.gpu.address else ""
 
 
 def _named(connection: Any, parent: str) -> str:
@@ -86,7 +86,8 @@ def find(connection: Any, uuid: str) -> Any | None:
     return None
 
 
-def _node(address: str) -> str:
+def node_name(address: str) -> str:
+    """What libvirt calls the PCI device at an address."""
     return "pci_" + address.replace(":", "_").replace(".", "_")
 
 

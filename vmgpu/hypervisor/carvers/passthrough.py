@@ -3,27 +3,48 @@
 from __future__ import annotations
 
 from vmgpu.errors import HostRefused, ReasonCode, reason
-from vmgpu.hypervisor import Carved, Pci, SliceRef, inventory, pci
+from vmgpu.hypervisor import Carved, GpuRef, Pci, SliceRef, inventory, pci
 from vmgpu.hypervisor.carvers.functions import Ask
+from vmgpu.hypervisor.carvers.mdev import Use, node_name
+from vmgpu.hypervisor.connection import maybe
 
 
 class PassthroughCarver:
     """`ask` is hostctl on the card's host; None means a host without it, where libvirt alone refuses."""
 
-    def __init__(self, ask: Ask | None) -> None:
-        self._ask = ask
+    def __init__(self, ask: Ask | None, use: Use) -> None:
+        self._ask, self._use = ask, use
 
     def carve(self, ref: SliceRef) -> Carved:
-        """The card and its companions; refused when the host has begun to need them since the survey."""
+        """The card and its companions; refused when the host has begun to need them since the survey.
+
+        Other cards of its group are taken from the host's drivers: the group could not go to a guest otherwise.
+        """
         address = ref.gpu.address
         if address is None:
             raise HostRefused(f"Card {ref.gpu.id} has no PCI address", hint="Survey the host again.")
         companions = ref.gpu.companions if self._ask is None else _checked(self._ask, address, ref)
+        for name in self._beside(ref.gpu):
+            with self._use() as connection:
+                connection.nodeDeviceLookupByName(name).detachFlags(None)
         # managed: libvirt unbinds the host's driver at start and gives the card back when the guest ends
         return Carved(tuple(Pci(each, managed=True) for each in (address, *companions)))
 
     def release(self, ref: SliceRef) -> None:
-        """libvirt gave the card back when the guest ended."""
+        """libvirt gave the card back when the guest ended; the other cards of its group go back now."""
+        for name in self._beside(ref.gpu):
+            with self._use() as connection:
+                device = maybe(connection.nodeDeviceLookupByName, name)
+                if device is not None:
+                    device.reAttach()
+
+    def _beside(self, gpu: GpuRef) -> list[str]:
+        """What libvirt calls the functions of the other cards in the group."""
+        if not gpu.mates:
+            return []
+        functions = inventory.functions_of(self._ask("facts", {})) if self._ask else {}
+        boards = [functions.get(mate, pci.Function(mate)) for mate in gpu.mates]
+        return [node_name(each) for board in boards for each in (board.address, *pci.companions(board, functions))]
 
 
 def _checked(ask: Ask, address: str, ref: SliceRef) -> tuple[str, ...]:
@@ -37,7 +58,7 @@ def _checked(ask: Ask, address: str, ref: SliceRef) -> tuple[str, ...]:
     there = f"{functions[address].vendor}:{functions[address].device}"
     if ":" in ref.gpu.model and there != ref.gpu.model:
         raise _unhealthy(address, f"another device ({there}) is at its address since the last survey")
-    found = pci.obstacles(functions[address], functions, allow_vm=ref.vm_id)
+    found = pci.obstacles(functions[address], functions, mates=ref.gpu.mates, allow_vm=ref.vm_id)
     if found:
         first = found[0]
         cure = first.reason.cure() if first.reason else ""

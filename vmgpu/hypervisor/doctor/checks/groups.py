@@ -6,26 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from vmgpu.hypervisor.doctor.facts import Facts, Function
 from vmgpu.hypervisor.doctor.findings import Check, Level, LibvirtSeen, broken, ok, warning
+from vmgpu.hypervisor.pci import CLASS_NAMES
 
-_CLASSES = {
-    "0101": "IDE controller",
-    "0104": "RAID controller",
-    "0106": "SATA controller",
-    "0107": "SAS controller",
-    "0108": "NVMe disk",
-    "0200": "network card",
-    "0207": "InfiniBand card",
-    "0300": "VGA",
-    "0302": "3D controller",
-    "0380": "display",
-    "0403": "sound",
-    "0601": "ISA bridge",
-    "0680": "bridge device",
-    "0c03": "USB controller",
-    "0c05": "SMBus",
-    "0c80": "USB-C controller",
-    "1200": "accelerator",
-}
 _OTHER_SLOT = "Move the card to another slot (groups follow the slots; best one wired to the processor)."
 
 
@@ -145,7 +127,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _kind(function: Function) -> str:
-    return _CLASSES.get(function.class_code) or f"class {function.class_code or 'unknown'}"
+    return CLASS_NAMES.get(function.class_code) or f"class {function.class_code or 'unknown'}"
 
 
 def _nodedev(function: Function) -> str:

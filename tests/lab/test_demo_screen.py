@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 
 import pytest
 
@@ -58,3 +59,25 @@ def test_the_table_tells_which_step_was_not_seen() -> None:
     ends = [line.split()[-1] for line in out.getvalue().splitlines()[-3:-1]]
     assert ends == ["seen", "SEEN"]
     assert "second  " in out.getvalue() and "NOT SEEN" in out.getvalue()
+
+
+def test_a_step_that_says_nothing_is_heard_all_the_same() -> None:
+    """Nobody should wonder whether it still works; once the step has ended nothing more comes of it."""
+    out = io.StringIO()
+    screen = Screen(out, quiet=0.05)
+    with screen.step("Sleep"):
+        until = time.monotonic() + 20
+        while out.getvalue().count("still at it, ") < 2 and time.monotonic() < until:
+            time.sleep(0.01)
+    assert out.getvalue().count("still at it, ") >= 2
+    said = out.getvalue()
+    time.sleep(0.2)
+    assert out.getvalue() == said
+
+
+def test_a_step_that_speaks_is_not_spoken_for() -> None:
+    out = io.StringIO()
+    screen = Screen(out, quiet=30)
+    with screen.step("Speak"):
+        screen.say("something")
+    assert "still at it" not in out.getvalue()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 _INDENT = "    "
+_QUIET = 20.0  # seconds without a line after which somebody would wonder
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,9 @@ class Played:
 class Screen:
     """The demo's one way to speak: lines for a log, a block that stands still on a terminal."""
 
-    def __init__(self, out: TextIO | None = None) -> None:
+    def __init__(self, out: TextIO | None = None, *, quiet: float = _QUIET) -> None:
+        self._lock = threading.RLock()
+        self._quiet, self._spoke = quiet, time.monotonic()
         self._out = out or sys.stdout
         self._terminal = self._out.isatty() and os.environ.get("TERM", "dumb") != "dumb"
         self._colours = self._terminal and not os.environ.get("NO_COLOR")
@@ -50,10 +54,15 @@ class Screen:
         self.settle()
         self._print(self._painted(f"[{len(self.played) + 1}] {title}", "1"))
         began, seen = time.monotonic(), False
+        ended = threading.Event()
+        pulse = threading.Thread(target=self._pulse, args=(began, ended), daemon=True)
+        pulse.start()
         try:
             yield
             seen = True
         finally:
+            ended.set()
+            pulse.join()
             seconds = time.monotonic() - began
             self.settle()
             self.played.append(Played(title, seconds, seen))
@@ -62,17 +71,19 @@ class Screen:
 
     def say(self, text: str) -> None:
         """Lines that stay, above the block."""
-        kept = self._block
-        self._wipe()
-        for line in text.splitlines() or [""]:
-            self._print(_INDENT + _printable(line))
-        self._draw(kept)
+        with self._lock:
+            kept = self._block
+            self._wipe()
+            for line in text.splitlines() or [""]:
+                self._print(_INDENT + _printable(line))
+            self._draw(kept)
 
     def show(self, rows: Sequence[Row]) -> None:
         """How things are now, in place of how they were."""
         if self._terminal:
-            self._wipe()
-            self._draw([row.text for row in rows])
+            with self._lock:
+                self._wipe()
+                self._draw([row.text for row in rows])
             return
         for row in rows:
             if self._told.get(row.key) != row.news:
@@ -105,6 +116,14 @@ class Screen:
             self._print(f"{number:3}  {one.title.ljust(width)}  {one.seconds:8.1f} s  {seen}")
         self._print(f"     {'all'.ljust(width)}  {time.monotonic() - self._began:8.1f} s")
 
+    def _pulse(self, began: float, ended: threading.Event) -> None:
+        """A line with the seconds of this step wherever it has been quiet for long; a block that is redrawn is not."""
+        while not ended.wait(max(0.01, self._spoke + self._quiet - time.monotonic())):
+            with self._lock:
+                at = time.monotonic()
+                if at - self._spoke >= self._quiet:
+                    self.say(f"still at it, {at - began:.0f} s")
+
     def _clock(self) -> str:
         return f"{time.monotonic() - self._began:6.1f} s"
 
@@ -124,6 +143,7 @@ class Screen:
         return f"\x1b[{colour}m{text}\x1b[0m" if self._colours else text
 
     def _print(self, line: str) -> None:
+        self._spoke = time.monotonic()
         print(line, file=self._out, flush=True)
 
 

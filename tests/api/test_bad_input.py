@@ -232,3 +232,10 @@ def test_the_store_is_not_littered(open_one: House) -> None:
         assert answer.json()["error"]["hint"], query
         assert open_one.rows() == before
         assert not list(images.glob("*")) if images.exists() else True
+
+
+def test_a_body_that_is_no_json_is_told_with_its_place(open_one: House) -> None:
+    headers = {"content-type": "application/json"}
+    refused = open_one.admin("POST", "/flavors", content=b'{"name": "x",}', headers=headers)
+    assert refused.status_code == 422
+    assert refused.json()["error"]["message"].startswith("The body is not JSON at character 1")

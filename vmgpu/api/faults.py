@@ -95,7 +95,8 @@ async def _invalid(request: Request, bad: Exception) -> Response:
     more = len(bad.errors()) - 1
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "json_invalid":
-        where, message = "", "The body is not JSON"
+        said = first.get("ctx", {}).get("error", "")
+        where, message = "", f"The body is not JSON at character {int(first['loc'][-1]) + 1}: {said}"
     hint = f"{more} more field(s) are wrong as well." if more else _HINTS.get(first["type"], "Correct it and repeat.")
     return _say(request, 422, "invalid", f"{where}: {message}" if where else message, hint, where)
 

@@ -87,6 +87,11 @@ def test_as_a_forced_command_the_client_says_a_verb_and_no_more(asked: str, code
     assert said["ok"] if code is None else said["error"]["code"] == code
 
 
+def test_what_is_no_json_is_told_with_its_place() -> None:
+    error = answer(run("facts", line=b"{'address': 1}\n"))["error"]
+    assert error["message"].startswith("The arguments are not JSON at character 2: ")
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -114,7 +114,10 @@ def _given() -> dict[str, Any]:
     try:
         given = json.loads(line, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise Refusal("bad_argument", "The arguments are not JSON", hint="One object on one line, in UTF-8.") from error
+        at = f" at character {error.pos + 1}: {error.msg}" if isinstance(error, json.JSONDecodeError) else ""
+        raise Refusal(
+            "bad_argument", f"The arguments are not JSON{at}", hint="One object on one line, in UTF-8."
+        ) from error
     if not isinstance(given, dict):
         raise Refusal("bad_argument", "The arguments are no JSON object", hint="One object on one line.")
     return given

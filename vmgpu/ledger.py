@@ -250,6 +250,26 @@ def _closed(host: Host) -> Reason | None:
     return None
 
 
+def to_cut_again(session: Session) -> dict[str, list[str]]:
+    """What a reboot of its host took from a card and a VM still holds, by card: it is cut again before that VM starts.
+
+    Mediated devices on a card without virtual functions are started by their host.
+    """
+    lost = (
+        select(Gpu, Slice.profile)
+        .join(Slice, col(Slice.gpu_id) == Gpu.id)
+        .join(VM, col(VM.id) == Slice.vm_id)
+        .join(Host, col(Host.id) == Gpu.host_id)
+        .where(VM.host_boot_id != "", VM.host_boot_id != Host.boot_id)
+        .where(col(Gpu.mode).in_([placement.Mode.vgpu, placement.Mode.mig]))
+    )
+    found: dict[str, list[str]] = defaultdict(list)
+    for gpu, profile in session.exec(lost.order_by(col(Slice.start))).all():
+        if gpu.facts.get("framework") != "mdev" or gpu.facts.get("on_functions"):
+            found[gpu.id].append(profile)
+    return found
+
+
 class Lying(Protocol):
     """A slice as far as it takes room: its row, or what people are shown of it."""
 

@@ -127,6 +127,7 @@ def _show(card: dict[str, Any]) -> None:
             ("now", card["now"]),
             ("can be", [f"{mode}: {', '.join(pieces)}" for mode, pieces in card["offers"].items()]),
             ("still fit", [f"{count} x {name}" for name, count in card["free"].items()]),
+            ("to be cut again", [f"{each}: before its VM starts" for each in card["to_cut_again"]]),
             ("cannot be", [f"{mode}: {why}" for mode, why in card["refusals"].items()]),
             ("held by", card["held_by"]),
             ("slices", _held(card)),

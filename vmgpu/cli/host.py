@@ -206,7 +206,9 @@ def _must_be_surveyed(found: dict[str, Any]) -> None:
 
 
 def _state(found: dict[str, Any]) -> str:
-    return "draining" if found["draining"] and found["state"] == "ready" else str(found["state"])
+    lost = sum(len(card["to_cut_again"]) for card in found["gpus"])
+    state = "draining" if found["draining"] and found["state"] == "ready" else str(found["state"])
+    return f"{state}, needs re-carve ({lost})" if lost else state
 
 
 def _licence(found: dict[str, Any] | None) -> str | None:

@@ -141,7 +141,10 @@ def gpus(session: Session, host: Host | None = None, *, to: Actor | None = None)
     cuts: dict[str, list[SliceOut]] = defaultdict(list)
     for vm_id, cut in _slices(session):
         cuts[cut.gpu].append(replace(cut, vm=names.get(vm_id)))
-    answer = [_gpu(gpu, hosts[gpu.host_id], cuts[gpu.id], ledger.room(gpu, cuts, rows)) for gpu in rows]
+    lost = ledger.to_cut_again(session)
+    answer = [
+        _gpu(gpu, hosts[gpu.host_id], cuts[gpu.id], ledger.room(gpu, cuts, rows), lost.get(gpu.id, [])) for gpu in rows
+    ]
     if to is None or to.admin:
         return answer
     # what is wrong with a card names processes of its host
@@ -328,7 +331,7 @@ def _slices(session: Session, *, vm_ids: list[str] | None = None) -> Sequence[tu
     return answer
 
 
-def _gpu(gpu: Gpu, host: Host, cuts: list[SliceOut], free: dict[str, int]) -> GpuOut:
+def _gpu(gpu: Gpu, host: Host, cuts: list[SliceOut], free: dict[str, int], lost: list[str]) -> GpuOut:
     shape, facts = ledger.shape(gpu.model, gpu.mode, gpu.facts) if gpu.mode else None, gpu.facts
     return GpuOut(
         **gpu.model_dump(include={"id", "name", "model", "address", "emulated", "mode"}),
@@ -353,6 +356,7 @@ def _gpu(gpu: Gpu, host: Host, cuts: list[SliceOut], free: dict[str, int]) -> Gp
         held_by=facts.get("held_by", ""),
         offers={mode: _pieces(facts, mode) for mode in facts.get("modes", ())},
         free=free,
+        to_cut_again=lost,
         refusals=dict(facts.get("refusals", {})),
         foreign=[str(each["name"]) for each in facts.get("foreign", ())],
         orphans=[f"{each['name']} by orphan domain {each['by']}" for each in facts.get("orphans", ())],

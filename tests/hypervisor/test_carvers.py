@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,17 @@ def test_a_held_card_is_refused_unless_the_holder_is_the_vm_itself(tree: Tree) -
     refused = refusal(whole(tree.root))
     assert refused.reason is not None and refused.reason.code is ReasonCode.card_held_open
     assert refused.reason.args["pid"] == 812 and "nvidia-persistenced" in refused.message
+
+
+def test_a_card_of_its_group_is_not_taken_from_a_process_that_has_it(tree: Tree) -> None:
+    mate = "0000:66:00.0"
+    tree.function(mate, group=38, driver="nvidia")
+    tree.write(f"proc/driver/nvidia/gpus/{mate}/information", "Device Minor: \t 1\n")
+    tree.process(812, "nvidia-persistenced", "/dev/nvidia1")
+    ref = piece("passthrough")
+    with pytest.raises(HostRefused, match=f"{mate}.*812") as refused:
+        whole(tree.root).carve(replace(ref, gpu=replace(ref.gpu, mates=(mate,))))
+    assert refused.value.reason and refused.value.reason.code is ReasonCode.card_held_open
 
 
 @pytest.mark.parametrize(("uuid", "held"), [(VM, False), ("11111111-1111-4222-8333-944455556666", True)])

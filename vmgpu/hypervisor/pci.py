@@ -161,10 +161,12 @@ def obstacles(
         found.append(
             _coded(ReasonCode.group_not_viable, gpu=card.address, group=card.group, culprit=_describe(culprit))
         )
-    if card.holder is not None and (allow_vm is None or card.holder.vm != allow_vm):
-        found.append(
-            _coded(ReasonCode.card_held_open, gpu=card.address, pid=card.holder.pid, command=card.holder.command)
-        )
+    # a mate that a guest has is the planner's business; one that a process of the host has cannot be taken from it
+    beside = (functions[mate] for mate in mates if mate in functions)
+    for each in (card, *(mate for mate in beside if mate.holder and mate.holder.vm is None)):
+        if each.holder is not None and (allow_vm is None or each.holder.vm != allow_vm):
+            held = {"pid": each.holder.pid, "command": each.holder.command}
+            found.append(_coded(ReasonCode.card_held_open, gpu=each.address, **held))
     return tuple(found)
 
 

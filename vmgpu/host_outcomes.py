@@ -159,7 +159,7 @@ def _cards(session: Session, host: Host, seen: Iterable[GpuFacts]) -> None:
         gpu.facts["foreign"] = [asdict(each) for each in ledger.foreign(facts.live, cuts)]
         if before.get("uuid") and not facts.uuid:
             # bound to vfio-pci nobody can ask the card: what was heard before still holds
-            told = ("uuid", "serial", "module_id", "memory_mib")
+            told = ("uuid", "serial", "module_id", "memory_mib", "partition")
             gpu.facts |= {name: before[name] for name in told if before.get(name) is not None}
         if gpu.mode in before.get("cuts", {}) and gpu.mode not in facts.cuts:
             gpu.facts["cuts"][gpu.mode] = before["cuts"][gpu.mode]

@@ -197,6 +197,7 @@ def slice_ref(piece: Slice, gpu: Gpu) -> SliceRef:
         bool(facts.get("on_functions")),
         facts.get("parent"),
         tuple(facts.get("mates", ())),
+        facts.get("partition"),
     )
     cuts = facts.get("cuts", {}).get(gpu.mode) or {"pieces": ()}
     type = next((each["type"] for each in cuts["pieces"] if each["name"] == piece.profile), None)

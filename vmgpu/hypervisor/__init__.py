@@ -49,7 +49,8 @@ class GpuRef:
     """A card as a carver is told of it. `companions`: its own other functions, `mates`: other cards in its IOMMU group.
 
     `framework`: how a vGPU reaches a guest on its host (mdev, vfio), and whether that is by its virtual functions;
-    `parent`: its name in libvirt where it is a parent of mediated devices without an address.
+    `parent`: its name in libvirt where it is a parent of mediated devices without an address; `partition`: what is
+    active of an NVSwitch fabric while a guest has the whole card.
     """
 
     id: str
@@ -61,6 +62,7 @@ class GpuRef:
     on_functions: bool = False
     parent: str | None = None
     mates: tuple[str, ...] = ()
+    partition: int | None = None
 
 
 @dataclass(frozen=True)
@@ -249,7 +251,8 @@ class GpuFacts:
     """A card as a survey saw it; None is unknown. `key` identifies the card across surveys.
 
     `refusals`: mode → the sentence why that mode is not possible, where it is not; `cuts`: mode → what can be cut;
-    `now`: the mode it is in; `place`: slot and ids, by which a card is known while nobody can ask for its UUID.
+    `now`: the mode it is in; `place`: slot and ids, by which a card is known while nobody can ask for its UUID;
+    `partition`: the one of the NVSwitch fabric that is this card alone, None where it hangs on no fabric.
     """
 
     key: str
@@ -283,6 +286,7 @@ class GpuFacts:
     reset_methods: tuple[str, ...] | None = None
     link: str = ""
     module_id: int | None = None
+    partition: int | None = None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vmgpu.hypervisor import Cuts, GpuFacts, Live, modes, pci
+from vmgpu.hypervisor import Cuts, GpuFacts, Live, fabric, modes, pci
 from vmgpu.hypervisor.pci import Function, Holder
 
 Facts = Mapping[str, Any]
@@ -108,6 +108,10 @@ def _card(
     in_the_way = [each.sentence for each in pci.obstacles(card, functions, mates=mates, allow_vm=ours)]
     if raw.get("dead"):
         in_the_way.append(f"Card {card.address} answers all ones: it needs a power cycle")
+    seat = fabric.Seat(card.address, (nvml or {}).get("uuid") or "", (nvml or {}).get("module_id"))
+    partition = fabric.partition_of((told or {}).get("fabric"), (seat,)) if card.vendor == modes.NVIDIA else None
+    if isinstance(partition, str):
+        in_the_way.append(partition)
     ways = (
         modes.ways(raw, below, nvml, nvml_state=(told or {}).get("nvml", {}).get("state", "")) if raw else modes.Ways()
     )
@@ -143,6 +147,7 @@ def _card(
         reset_methods=tuple(raw["reset_methods"]) if raw.get("reset_methods") is not None else None,
         link=_link(raw.get("link")),
         module_id=(nvml or {}).get("module_id"),
+        partition=partition if isinstance(partition, int) else None,
     )
 
 

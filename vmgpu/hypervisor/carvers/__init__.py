@@ -36,7 +36,7 @@ def carver_for(mode: str, framework: str | None, *, ask: Ask | None, use: Use) -
             return MigCarver(ask)
         case "mig", "mdev":
             return MigCarver(ask, MdevCarver(use, ask))
-        case (("vgpu" | "mig"), None):
+        case (("vgpu" | "mixed" | "mig"), None):
             return UndecidedCarver(mode, ask, lambda framework: carver_for(mode, framework, ask=ask, use=use))
     raise Invalid(
         f"No way is known to cut a card in mode {mode!r} here (framework: {framework or 'none'})",

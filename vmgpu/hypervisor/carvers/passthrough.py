@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from defusedxml import ElementTree
+
 from vmgpu.errors import HostRefused, ReasonCode, reason
 from vmgpu.hypervisor import Carved, GpuRef, Pci, SliceRef, inventory, pci
 from vmgpu.hypervisor.carvers.functions import Ask
@@ -10,7 +14,11 @@ from vmgpu.hypervisor.connection import maybe
 
 
 class PassthroughCarver:
-    """`ask` is hostctl on the card's host; None means a host without it, where libvirt alone refuses."""
+    """`ask` is hostctl on the card's host; None means a host without it, where libvirt alone refuses.
+
+    `use` gives a libvirt connection. A card on an NVSwitch fabric is taken from its driver first, then its partition is
+    switched on, then the guest starts; and back in reverse, as NVIDIA's fabric manager guide has it.
+    """
 
     def __init__(self, ask: Ask | None, use: Use) -> None:
         self._ask, self._use = ask, use
@@ -27,16 +35,31 @@ class PassthroughCarver:
         for name in self._beside(ref.gpu):
             with self._use() as connection:
                 connection.nodeDeviceLookupByName(name).detachFlags(None)
+        if self._ask is not None and ref.gpu.partition is not None:
+            with self._use() as connection:
+                connection.nodeDeviceLookupByName(node_name(address)).detachFlags(None)
+            self._ask("partition", {"action": "activate", "id": ref.gpu.partition})
         # managed: libvirt unbinds the host's driver at start and gives the card back when the guest ends
         return Carved(tuple(Pci(each, managed=True) for each in (address, *companions)))
 
     def release(self, ref: SliceRef) -> None:
-        """libvirt gave the card back when the guest ended; the other cards of its group go back now."""
+        """libvirt gave the card back when the guest ended; its partition and its group are ended here."""
+        self._leave_fabric(ref.gpu)
         for name in self._beside(ref.gpu):
             with self._use() as connection:
                 device = maybe(connection.nodeDeviceLookupByName, name)
                 if device is not None:
                     device.reAttach()
+
+    def _leave_fabric(self, gpu: GpuRef) -> None:
+        if self._ask is None or gpu.partition is None or gpu.address is None:
+            return
+        self._ask("partition", {"action": "deactivate", "id": gpu.partition})
+        with self._use() as connection:
+            device = maybe(connection.nodeDeviceLookupByName, node_name(gpu.address))
+            if device is not None and driver_of(device) == "vfio-pci":
+                device.reset()  # what the guest left on the fabric's links goes with it
+                device.reAttach()
 
     def _beside(self, gpu: GpuRef) -> list[str]:
         """What libvirt calls the functions of the other cards in the group."""
@@ -45,6 +68,11 @@ class PassthroughCarver:
         functions = inventory.functions_of(self._ask("facts", {})) if self._ask else {}
         boards = [functions.get(mate, pci.Function(mate)) for mate in gpu.mates]
         return [node_name(each) for board in boards for each in (board.address, *pci.companions(board, functions))]
+
+
+def driver_of(device: Any) -> str | None:
+    """The driver that a node device of libvirt is bound to."""
+    return ElementTree.fromstring(device.XMLDesc(0)).findtext("driver/name")
 
 
 def _checked(ask: Ask, address: str, ref: SliceRef) -> tuple[str, ...]:

@@ -83,11 +83,6 @@ class Site(House):
         self.until(there, seconds)
         return self.vm(name)
 
-    def vm_of(self, vm_id: str) -> VM:
-        """A VM's row by its id."""
-        with self.db.read() as session:
-            return session.get_one(VM, vm_id)
-
     def waits(self, name: str) -> dict[str, Any]:
         """Wait until a VM is told why it waits; the reason."""
         self.until(lambda: self.vm(name).state is VMState.pending and bool(self.vm(name).reason))

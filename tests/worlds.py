@@ -282,6 +282,11 @@ class House:
         """The VM of this name as it is now."""
         return self.row(VM, name)
 
+    def vm_of(self, vm_id: str) -> VM:
+        """The VM of this id as it is now."""
+        with self.db.read() as session:
+            return session.get_one(VM, vm_id)
+
     def slices(self, name: str = "s1") -> list[Slice]:
         """The rows of what the VM holds."""
         with self.db.read() as session:
@@ -316,7 +321,7 @@ class House:
         for vm in left:
             vms.release(self.db, self.me, vm.id)
         for vm in left:
-            self.until(lambda vm=vm: self.vm(vm.name).state is VMState.gone)  # type: ignore[misc]
+            self.until(lambda vm=vm: self.vm_of(vm.id).state is VMState.gone)  # type: ignore[misc]
         with self.db.read() as session:
             assert session.exec(select(Slice)).all() == []
         for name, hand in self.hands.items():

@@ -57,6 +57,10 @@ def make_pair(comment: str = "") -> KeyPair:
     return KeyPair(private.decode(), f"{public.decode()} {_printable(comment)}".rstrip())
 
 
+# how the encoded form of every key begins: the length of its type's name, 0 to 255, in four bytes
+_BLOB = re.compile(r"(^|\s)AAAA[A-D][0-9A-Za-z+/]{60,}")
+
+
 def parse(text: str) -> tuple[PublicKey, ...]:
     """The keys in a paste of one or more public key files, each once; Invalid names the line that is wrong."""
     if len(text) > MOST_CHARACTERS:
@@ -93,6 +97,9 @@ def _read(words: list[str], number: int) -> PublicKey:
     kind = words[0]
     if kind not in _TYPES:
         raise _not_taken(words, number)
+    if len(words) > 2 and _BLOB.search(words[2]):
+        # files put together where one had no last line break: the second key would be a comment, and its owner outside
+        raise _refusal(f"line {number}: two keys are on one line", "Put each key on a line of its own.")
     try:
         blob = base64.b64decode(words[1], validate=True)
     except (IndexError, binascii.Error, ValueError):

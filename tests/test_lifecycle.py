@@ -134,7 +134,8 @@ class TestBuilding:
     def test_makes_the_disk_and_the_domain(self, play: Play) -> None:
         world = play(power=Power.absent, disk=False)
         done = step(a_view(state=S.building, built=0, booted=0), world)
-        assert done == Hop(S.booting, {"built": 1, "has_disk": True, "booted": 1, "address": None})
+        anywhere = {"numa_node": None, "numa_why": ""}
+        assert done == Hop(S.booting, anywhere | {"built": 1, "has_disk": True, "booted": 1, "address": None})
         assert world.asked == ["power_off", "drop_disk", "ensure_disk", "ensure_defined"]
 
     def test_waits_for_the_image_and_says_how_far_it_is(self, play: Play) -> None:

@@ -95,6 +95,8 @@ def host_ref(host: Host, installation: str, settings: Settings, keys: HostKeys |
         mdev_parents=tuple(host.mdev_parents),
         host_key=host.host_key,
         keys=keys,
+        start_seconds=settings.start_timeout.total_seconds(),
+        start_seconds_per_gib=settings.start_timeout_per_gib.total_seconds(),
     )
 
 

@@ -150,6 +150,7 @@ class ReasonCode(StrEnum):
     step_too_long = "step_too_long"
     host_error = "host_error"
     call_hangs = "call_hangs"
+    start_too_long = "start_too_long"
     survey_failed = "survey_failed"
     image_broken = "image_broken"
     image_not_on_host = "image_not_on_host"
@@ -317,6 +318,11 @@ _WORDS: Mapping[ReasonCode, tuple[str, str]] = {
     ReasonCode.call_hangs: (
         "A call to host {host} has not returned for {seconds} s",
         "Restart libvirtd on that host; other hosts go on.",
+    ),
+    ReasonCode.start_too_long: (
+        "The host had not started it after {seconds} s; the start was broken off and nothing of it is left running",
+        "With a real card all of its {memory_gib} GiB of memory are pinned first: hugepages make that quicker, and "
+        "VMGPU_START_TIMEOUT_PER_GIB gives it longer. Else an admin looks at the host's load and its log of this VM.",
     ),
     ReasonCode.survey_failed: ("The survey of host {host} failed: {detail}", "{hint}"),
     ReasonCode.image_not_on_host: (

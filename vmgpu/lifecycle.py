@@ -164,8 +164,11 @@ def build(vm: VMView, world: World) -> Outcome:
         world.host.ensure_disk(specs.spec(vm, our_login=world.our_login, our_key=world.our_public_key))
     elif not world.host.has_disk(vm.id):
         return Fail(reason(ReasonCode.disk_gone, host=vm.host_name))
+    node, not_there = specs.numa(vm)
+    vm = replace(vm, numa_node=node)
     world.host.ensure_defined(specs.spec(vm, our_login=world.our_login, our_key=world.our_public_key))
-    return Hop(S.booting, {"built": vm.build, "has_disk": True, "booted": vm.boots, "address": None})
+    made = {"built": vm.build, "has_disk": True, "booted": vm.boots, "address": None}
+    return Hop(S.booting, made | {"numa_node": node, "numa_why": not_there})
 
 
 @step(S.booting, within=120)
@@ -200,10 +203,10 @@ def check(vm: VMView, world: World) -> Outcome:
     if vm.simulated:
         ready, card = cast(Simulated, world.host).guest_checked(vm.id, vm.devices)
         if ready:
-            return _proved(world, guest.Checked(card=card, cloud_init=guest.CloudInit.done))
+            return _proved(vm, world, guest.Checked(card=card, cloud_init=guest.CloudInit.done))
     elif not vm.image.has_init or _console_says_done(vm, world):
         try:
-            return _proved(world, _look_inside(vm, world))
+            return _proved(vm, world, _look_inside(vm, world))
         except guest.NotYet as not_yet:
             waiting, verdict = not_yet.reason, not_yet.verdict
         except guest.CheckFailed as failed:
@@ -419,8 +422,9 @@ def _keys_may_be_its_own(console: bytes) -> bool:
     return guest.says_no_seed(console) or not _DONE.search(console)
 
 
-def _proved(world: World, done: guest.Checked) -> Hop:
-    ran = {"card": str(done.card), "warnings": list(done.warnings), "ever_ran": True, "tries": 0, "ran_at": world.now}
+def _proved(vm: VMView, world: World, done: guest.Checked) -> Hop:
+    warnings = [*done.warnings, *([vm.numa_why] if vm.numa_why else [])]
+    ran = {"card": str(done.card), "warnings": warnings, "ever_ran": True, "tries": 0, "ran_at": world.now}
     return Hop(S.running, ran | {"licence": None, "licence_at": None})
 
 

@@ -48,6 +48,9 @@ class Settings(BaseSettings):
     max_vms_per_request: int = 500
     ssh_user: str = "vmgpu"
     guest_timeout: Duration = timedelta(minutes=15)
+    # how long libvirt may take to start a VM; all memory of one with a real card is pinned first
+    start_timeout: Duration = timedelta(seconds=60)
+    start_timeout_per_gib: Duration = timedelta(seconds=1)
     shutdown_timeout: Duration = timedelta(seconds=90)
     host_call_timeout: Duration = timedelta(seconds=60)
     sync_every: Duration = timedelta(seconds=30)

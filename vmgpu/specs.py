@@ -5,6 +5,7 @@ from __future__ import annotations
 from vmgpu import guest, render
 from vmgpu.hypervisor import Emulated, Pci, Seed, VMSpec
 from vmgpu.hypervisor.pci import window_mib
+from vmgpu.units import say_mib
 from vmgpu.views import VMView
 
 
@@ -41,6 +42,17 @@ def spec(vm: VMView, *, our_login: str, our_key: str) -> VMSpec:
             )
         ),
     )
+
+
+def numa(vm: VMView) -> tuple[int | None, str]:
+    """The NUMA node that the VM is kept on, its card's; where there is no room for it: none, and why."""
+    there = vm.numa
+    if there is None:
+        return None, ""
+    if vm.memory_mib <= there.memory_free_mib and vm.vcpus <= there.threads_free:
+        return there.node, ""
+    free = f"{say_mib(max(0, there.memory_free_mib))} and {max(0, there.threads_free)} threads are free there"
+    return None, f"memory and vCPUs are not kept on NUMA node {there.node}, where the card is: {free}"
 
 
 def _licence(vm: VMView) -> render.Licence | None:

@@ -61,6 +61,15 @@ class LicenceView:
 
 
 @dataclass(frozen=True)
+class NumaView:
+    """The NUMA node of a VM's card, and what other VMs left free there; only of hosts that have several nodes."""
+
+    node: int
+    memory_free_mib: int
+    threads_free: int
+
+
+@dataclass(frozen=True)
 class VMView:
     """A VM as its steps see it."""
 
@@ -114,7 +123,9 @@ class VMView:
     licence: str | None
     licence_at: datetime | None
     ran_at: datetime | None
+    numa: NumaView | None
     numa_node: int | None
+    numa_why: str
     logins: tuple[Login, ...]
     address: str | None
     host_key: str
@@ -165,7 +176,7 @@ def view(session: Session, vm: VM, *, installation: str) -> VMView:
         slices=tuple(slice_ref(piece, gpu) for piece, gpu in cut),
         gpu=_card(cut[0][1]) if cut else None,
         licensing=_licensing(host, [gpu for _, gpu in cut]),
-        numa_node=cut[0][1].facts.get("numa_node") if cut and not cut[0][1].emulated else None,
+        numa=_numa(session, vm, facts, cut[0][1]) if cut else None,
         logins=_logins(session, vm.id),
     )
 
@@ -222,6 +233,28 @@ def _licensing(host: Host | None, cards: Iterable[Gpu]) -> LicenceView | None:
     if host and any(gpu.mode in _LICENSED and gpu.facts.get("vendor") == NVIDIA for gpu in cards):
         return LicenceView(**host.licence)
     return None
+
+
+def _numa(session: Session, vm: VM, facts: Mapping[str, Any], gpu: Gpu) -> NumaView | None:
+    """None where the card's node is unknown, or the host's only one."""
+    nodes = {each["id"]: each for each in facts.get("numa", ())}
+    own = nodes.get(gpu.facts.get("numa_node"))
+    if own is None or len(nodes) < 2 or gpu.emulated:
+        return None
+    there = select(VM).where(VM.host_id == vm.host_id, VM.id != vm.id, col(VM.holds), VM.numa_node == own["id"])
+    others = session.exec(there).all()
+    kept = -(-own["memory_mib"] // 20)  # as of the whole host
+    return NumaView(
+        own["id"],
+        own["memory_mib"] - kept - sum(each.memory_mib for each in others),
+        _how_many(own["cpus"]) - sum(each.vcpus for each in others),
+    )
+
+
+def _how_many(cpus: str) -> int:
+    """The CPUs in a range list like `0-7,16`."""
+    spans = [each.split("-") for each in cpus.split(",") if each]
+    return sum(int(span[-1]) - int(span[0]) + 1 for span in spans)
 
 
 def _card(gpu: Gpu) -> CardView:

@@ -105,9 +105,10 @@ def _step(ground: Ground, job: Job, view: views.VMView) -> Outcome:
     if view.host_id and _host_is_away(ground, view.host_id):
         # its return wakes the VMs on it
         return Nap(60, reason(ReasonCode.host_unreachable, host=view.host_name, detail="no answer"))
-    job.since, job.until = now(), now() + step.within
+    within = step.within + _start_patience(view, ground.settings)
+    job.since, job.until = now(), now() + within
     cards = {cut.gpu.id for cut in view.slices if cut.gpu.mode != "emulated"} if view.state in _CUTTING else set()
-    token = claim_all(ground.db, Gpu, cards, now() + step.within) if cards else None
+    token = claim_all(ground.db, Gpu, cards, now() + within) if cards else None
     if cards and token is None:
         return Nap(0.5)  # another VM's piece of the same card is being cut or given back
     try:
@@ -144,6 +145,13 @@ def _step(ground: Ground, job: Job, view: views.VMView) -> Outcome:
 
 # what the doctor reads in a host's words when the card itself is to blame
 _THE_CARD = ("card-dead", "card-asleep", "reset-hangs")
+
+
+def _start_patience(view: views.VMView, settings: Settings) -> timedelta:
+    """What the host's start of this VM may take on top of all else."""
+    if view.state is not VMState.booting:
+        return timedelta(0)
+    return settings.start_timeout + settings.start_timeout_per_gib * (view.memory_mib / 1024)
 
 
 def _host_error(view: views.VMView, words: str, hint: str = "") -> Reason:

@@ -158,6 +158,7 @@ class HostRef:
     `device_ids`: PCI ids that are cards here beside those of the makers we know; `mdev_parents`: names of parents of
     mediated devices that are given out though they are no PCI device. `host_key` is the pinned SSH key line of a
     remote host, `keys` are for one that was set up for us; `state_dir` is where a simulated host keeps its state.
+    A start may take `start_seconds`, and so many more for each GiB of a guest whose memory is pinned for a card.
     """
 
     id: str
@@ -172,6 +173,8 @@ class HostRef:
     mdev_parents: tuple[str, ...] = ()
     host_key: str | None = None
     keys: HostKeys | None = None
+    start_seconds: float = 60
+    start_seconds_per_gib: float = 1
 
 
 class Power(StrEnum):

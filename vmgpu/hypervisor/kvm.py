@@ -32,6 +32,7 @@ from vmgpu.hypervisor import (
     domain,
     networks,
     remote,
+    start,
 )
 from vmgpu.hypervisor.carvers import carver_for
 from vmgpu.hypervisor.connection import Link, maybe
@@ -167,7 +168,7 @@ class KvmHost:
             if state == libvirt.VIR_DOMAIN_PAUSED:
                 found.resume()
             elif not found.isActive():
-                _start(found)
+                start.within(found, self._ref)
 
     def look(self, vm_id: str) -> DomainSeen:
         with self._link.use() as connection:
@@ -309,14 +310,6 @@ class KvmHost:
                 self._marks.pop(vm_id, None)
         if vm_id is not None:
             self._on_change(vm_id)
-
-
-def _start(found: Any) -> None:
-    try:
-        found.create()
-    except libvirt.libvirtError:
-        if not found.isActive():  # else an earlier try, whose answer was lost, is what runs
-            raise
 
 
 def _unless_off(found: Any, call: Callable[..., object], *args: Any) -> None:

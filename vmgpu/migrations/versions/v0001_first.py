@@ -328,6 +328,8 @@ def upgrade() -> None:
         sa.Column("host_boot_id", sa.String(), nullable=False),
         sa.Column("devices", sa.JSON(), nullable=False),
         sa.Column("address", sa.String(), nullable=True),
+        sa.Column("numa_node", sa.Integer(), nullable=True),
+        sa.Column("numa_why", sa.String(), nullable=False),
         sa.Column("card", sa.String(), nullable=True),
         sa.Column("licence", sa.String(), nullable=True),
         sa.Column("licence_at", sa.DateTime(timezone=True), nullable=True),

@@ -230,6 +230,13 @@ class TestAnOrphan:
         assert self.see(db, host, Held("whole", address="0000:41:00.0")) == [("whole",)]
         assert self.see(db, host, Held("whole", address="0000:99:00.0")) == [()]
 
+    def test_its_piece_is_shown_where_it_lies(self, db: Database) -> None:
+        host = factories.make_host(db, cards=("A100-40GB",))
+        self.see(db, host, Held("3g.20gb", model="A100-40GB"))
+        with db.read() as session:
+            (shown,) = show.gpus(session)
+        assert [(each.profile, each.start, each.cells) for each in shown.others] == [("3g.20gb", 4, 4)]
+
     def test_emulated_pieces_lie_where_there_is_room(self, db: Database, me: Actor) -> None:
         host = factories.make_host(db, cards=("A100-40GB", "A100-40GB"))
         factories.make_image(db)

@@ -305,7 +305,6 @@ def room(gpu: Gpu, cuts: Mapping[str, Sequence[Lying]], cards: Iterable[Gpu]) ->
 
 def _card(gpu: Gpu, cuts: Iterable[Lying], mates: Iterable[Gpu]) -> placement.CardState:
     own = told(gpu.model, gpu.mode, gpu.facts)
-    others = [*(gpu.facts.get("foreign", []) if own else []), *gpu.facts.get("orphans", [])]
     closed = Reason.of(gpu.reason) if gpu.state is not GpuState.ready else None
     if gpu.state is GpuState.absent:
         closed = reason(ReasonCode.card_unhealthy, gpu=gpu.name, detail="the last survey did not see it")
@@ -321,13 +320,24 @@ def _card(gpu: Gpu, cuts: Iterable[Lying], mates: Iterable[Gpu]) -> placement.Ca
         host_id=gpu.host_id,
         model=gpu.model,
         mode=placement.Mode(str(gpu.mode)),
-        taken=tuple(taken(gpu, cuts, others)),
+        taken=tuple(taken(gpu, cuts, _others(gpu))),
         closed=closed,
         version=gpu.version,
         name=gpu.name,
         told=own,
         mates=tuple(sorted(mate.id for mate in mates)),
     )
+
+
+def of_others(gpu: Gpu, cuts: Sequence[Lying]) -> list[placement.Window]:
+    """What others and orphans have of a card, beside our slices: where it lies, or may lie."""
+    return taken(gpu, cuts, _others(gpu))[len(cuts) :]
+
+
+def _others(gpu: Gpu) -> list[Mapping[str, Any]]:
+    # where the tables must do, nobody else's pieces are known
+    seen = gpu.facts.get("foreign", []) if told(gpu.model, gpu.mode, gpu.facts) else []
+    return [*seen, *gpu.facts.get("orphans", [])]
 
 
 def taken(gpu: Gpu, cuts: Iterable[Lying], others: Sequence[Mapping[str, Any]]) -> list[placement.Window]:

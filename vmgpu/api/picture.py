@@ -13,7 +13,7 @@ from vmgpu.errors import Conflict
 from vmgpu.models import VM, Event, Host, HostState, User, VMState, Wanted
 from vmgpu.service import reach, show
 from vmgpu.service.access import Actor, visible_vms
-from vmgpu.service.shapes import GpuOut, HostOut, SliceOut, VMOut
+from vmgpu.service.shapes import GpuOut, HostOut, OtherOut, SliceOut, VMOut
 from vmgpu.units import say_mib, say_span, say_time
 
 PHASES = ("pending", "carving", "building", "booting", "checking", "running")
@@ -248,17 +248,20 @@ def _host(host: HostOut, mine: dict[tuple[str, int], VMPicture]) -> HostPicture:
 
 def _card(gpu: GpuOut, mine: dict[tuple[str, int], VMPicture]) -> CardPicture:
     pieces: list[Piece] = []
+    lying: list[SliceOut | OtherOut] = [*gpu.slices, *gpu.others]
     at = 0
-    for cut in sorted(gpu.slices, key=lambda cut: cut.start):
+    for cut in sorted(lying, key=lambda cut: cut.start):
         pieces += [Piece(1)] * (cut.start - at)
         pieces.append(_piece(cut, mine.get((gpu.id, cut.start))))
         at = cut.start + cut.cells
-    free = gpu.cells - sum(cut.cells for cut in gpu.slices)
+    free = gpu.cells - sum(cut.cells for cut in lying)
     pieces += [Piece(1)] * (gpu.cells - at)
     return CardPicture(gpu, tuple(pieces), free, say_mib(gpu.memory_mib) if gpu.memory_mib else "memory unknown")
 
 
-def _piece(cut: SliceOut, holder: VMPicture | None) -> Piece:
+def _piece(cut: SliceOut | OtherOut, holder: VMPicture | None) -> Piece:
+    if isinstance(cut, OtherOut):
+        return Piece(cut.cells, cut.profile, title=f"{cut.profile}; not held by a VM of vmgpu's")
     # another person's VM has no name here: only that the place is taken
     share = f"{cut.memory_share:.0%} of memory, {cut.compute_share:.0%} of compute".replace("%", " %")
     name = holder.label if holder else cut.vm or ""

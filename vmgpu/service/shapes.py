@@ -40,6 +40,15 @@ class SliceOut:
 
 
 @dataclass(slots=True)
+class OtherOut:
+    """A piece of a card that none of our VMs holds: somebody else's, or an orphan domain's. In cells of its grid."""
+
+    profile: str
+    start: int
+    cells: int
+
+
+@dataclass(slots=True)
 class VMOut:
     """A virtual machine."""
 
@@ -117,6 +126,7 @@ class GpuOut(BaseModel):
     to_cut_again: list[str]
     refusals: dict[str, str]
     foreign: list[str]
+    others: list[OtherOut]
     orphans: list[str]
     slices: list[SliceOut]
 

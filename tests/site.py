@@ -17,7 +17,7 @@ from vmgpu import connections
 from vmgpu.connections import host_ref
 from vmgpu.db import setting
 from vmgpu.hypervisor import HostRef, Hypervisor
-from vmgpu.hypervisor.fake import fake_admin
+from vmgpu.hypervisor.fake import FakeAdmin, fake_admin
 from vmgpu.models import VM, Gpu, Host, HostState, VMState
 
 Call = Callable[..., Any]
@@ -39,14 +39,17 @@ class Site(House):
         bench = self.benches[name] = Bench(machine)
         self.rest("POST", "/hosts?wait=0", {"name": name, "uri": f"fake://cpu?memory={memory}"}, 201)
         self.until(lambda: self.row(Host, name).state is HostState.ready)
-        with self.db.read() as session:
-            ref = host_ref(self.row(Host, name), setting(session, "installation") or "", self.settings)
-        hand = self.hands[name] = fake_admin(ref)
+        hand = self.hands[name] = self.hand_at(name)
         self.foreign[name] = hand.define_foreign("somebody-elses", installation="another")
         hand.set_mood("cheerful", boot=0.05, off=0.02)
         for card in self.cards(name):
             self.offer(card["id"], mode)
         return bench
+
+    def hand_at(self, name: str) -> FakeAdmin:
+        """A hand at the simulated part of a host."""
+        with self.db.read() as session:
+            return fake_admin(host_ref(self.row(Host, name), setting(session, "installation") or "", self.settings))
 
     def offer(self, card: str, mode: str | None, status: int = 200) -> Any:
         """Give a card out in a mode, or keep it back."""

@@ -60,10 +60,11 @@ def plan(db: Database, *profiles: str) -> tuple[list[str], list[ReasonCode]]:
 
 
 def given_out(db: Database, me: Actor, machine: Machine, mode: str) -> Host:
-    """A host with the machine's cards, all given out in a mode."""
+    """A host with the machine's cards, all given out in a mode that allow it."""
     host = factories.make_host(db, cards=())
     for gpu in surveyed(db, host, machine.cards()):
-        gpus.offer(db, me, gpu.id, mode=mode)
+        if mode in gpu.facts["modes"]:
+            gpus.offer(db, me, gpu.id, mode=mode)
     return host
 
 

@@ -65,7 +65,8 @@ def _share(parse: Callable[[str], Fraction]) -> Callable[[Any], Any]:
 
 
 def _profile(value: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.+_-]{0,39}", value):
+    # NVIDIA's newer boards have blanks in their names: RTX Pro 6000 Blackwell DC-24Q
+    if len(value) > 60 or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.+_-]*( [A-Za-z0-9.+_-]+)*", value):
         raise ValueError("a profile is the vendor's name for a size, like 1g.10gb, or whole")
     return value
 

@@ -45,11 +45,23 @@ def ways(card: Facts, functions: Sequence[Facts], nvml: Facts | None, *, nvml_st
         (MIXED, sizes and (busy.get(MIXED) or sizes)),
         (MIG, _mig_backed(card, nvml, framework, nvml_state)),
     ):
+        found = found and (_lost(functions, nvml) or found)
         if isinstance(found, Cuts):
             cuts[mode] = found
         elif found:
             refusals[mode] = found
     return Ways(cuts, refusals, _mode_now(card, functions, nvml), framework)
+
+
+def _lost(functions: Sequence[Facts], nvml: Facts | None) -> str:
+    """Why a card is left alone whose MIG instances are somebody else's: ours lie under functions that are on."""
+    count = len((nvml or {}).get("instances") or ())
+    if functions or not count:
+        return ""
+    return (
+        f"{count} MIG instance(s) that are not ours lie on it, and would be lost when its virtual functions are "
+        "switched on: destroy them by hand first (nvidia-smi mig -dci, then -dgi)"
+    )
 
 
 def best_first(piece: tuple[int, Iterable[int]], others: Iterable[tuple[int, Iterable[int]]]) -> tuple[int, ...]:

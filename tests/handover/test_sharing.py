@@ -109,3 +109,26 @@ def test_one_card_is_not_promised_to_two_wishes_of_one_vm(site: Site, machine: O
 
 def _state(site: Site, vm_id: str) -> VMState:
     return site.vm_of(vm_id).state
+
+
+def test_mixed_sizes_lie_side_by_side_and_a_refused_one_leaves_the_other(site: Site, machine: Open) -> None:
+    """F03: 3 GB and 6 GB on one RTX PRO 6000. The mode is set after the functions and before the first vGPU."""
+    bench = site.take_in(machine("rtxpro6000"))
+    card = site.cards()[0]
+    assert "mixed" in card["offers"] and card["now"] != "mixed"
+    site.offer(card["id"], "mixed")
+    name = "RTX Pro 6000 Blackwell DC-"
+    site.ask(f"{name}3Q", "small")
+    site.reaches(RUNNING, "small")
+    (small,) = bench.vgpus()
+    assert bench.model.state()["cards"][card["address"]]["mixed"]
+    bench.model.set_mood("refuse", path="current_vgpu_type", times=1)
+    site.ask(f"{name}6Q", "refused")
+    site.reaches(VMState.failed, "refused")
+    assert site.show("refused")["reason"]["sentence"] and site.vm("small").state is RUNNING
+    assert bench.vgpus() == [small]
+    site.ask(f"{name}6Q", "large")
+    site.reaches(RUNNING, "large")
+    assert sorted(vgpu["type"][-2:] for vgpu in bench.vgpus()) == ["3Q", "6Q"]
+    site.survey()
+    assert site.cards()[0]["now"] == "mixed"

@@ -57,6 +57,7 @@ class Card:
         self.dead = False
         self.generation = 0
         self.takes_other = False
+        self.mig_waits = False
         self._handles = 0
 
     # MIG
@@ -70,6 +71,8 @@ class Card:
             return Nvml.SUCCESS
         if in_use or self.vgpus:
             return Nvml.IN_USE
+        if self.mig_waits:
+            return Nvml.RESET_REQUIRED
         self._enter(on)
         return Nvml.SUCCESS
 

@@ -275,6 +275,13 @@ class Host:
     def set_mig(self, card: Card, on: bool) -> Nvml:
         return card.set_mig(on, self.in_use(card))
 
+    def reset_card(self, address: str) -> None:
+        """`nvidia-smi --gpu-reset`."""
+        card = self.card(address)
+        if self.in_use(card) or any(each.vm for each in card.vgpus):
+            raise Refused("In use by another client", number=errno.EBUSY)
+        card.reset()
+
     def _held(self, driver: str, function: Function) -> bool:
         if driver == "nvidia" and function.card and not function.physfn:
             return self.in_use(function.card)
@@ -283,6 +290,7 @@ class Host:
     def _apply_moods(self) -> None:
         for card in self.cards:
             card.takes_other = self.moods.seen("other_instance", card.address) is not None
+            card.mig_waits = self.moods.seen("mig_waits", card.address) is not None
         self._wake()
 
     def _wake(self) -> None:

@@ -11,6 +11,7 @@ KINDS = {
     "missing",  # files below `path` are not there
     "unbind_lock",  # unbindLock stays 0, as when another NVML client has the card open for a moment
     "other_instance",  # the driver takes another free GPU instance than the first
+    "mig_waits",  # MIG mode changes at a reset only, as on an Ampere card
     "nvml_error",  # NVML's calls answer `code`; `path` picks one by its name in nvml*.py (13: an older library)
     "nvml_hang",  # NVML's calls are never answered
 }

@@ -39,6 +39,8 @@ def root(host: Host) -> Folder:
         "etc/os-release": File(partial(_os_release, host.machine.os)),
         "boot/grub/grub.cfg": told("# made"),
         "usr/lib/nvidia/sriov-manage": _program("sriov-manage"),
+        "usr/bin/nvidia-smi": _program("nvidia-smi"),
+        "run/nvidia-smi/reset": File(None, lambda text: host.reset_card(text.strip())),
     }
     if host.fabric:
         entries |= _fabric(host.fabric)

@@ -8,6 +8,7 @@ from tests.gpuhost.machine import Machine
 from tests.gpuhost.machine import OpenMachine as Open
 from vmgpu.errors import HostRefused, ReasonCode
 from vmgpu.hypervisor import GpuRef, Pci, SliceRef
+from vmgpu.hypervisor.carvers import mig
 
 
 def test_a_vgpu_is_written_once_and_given_back(machine: Open) -> None:
@@ -155,6 +156,36 @@ def test_mig_backed_slices_side_by_side(machine: Open, name: str) -> None:
         carver.release(piece)
         carver.release(piece)
     assert host.card().live == ()
+
+
+class TestAModeThatWaits:
+    """MIG mode is pending until a reset, or for as long as somebody has the card open."""
+
+    def test_is_brought_by_a_reset_where_nothing_holds_the_card(self, machine: Open) -> None:
+        host = machine("a100", mood="mig_waits")
+        piece = host.piece("mig", "3g.20gb", start=4)
+        mig.mode_on(host.ctl.call, piece.gpu)
+        assert next(each["mig"] for each in host.model.state()["cards"].values()) == [True, True]
+
+    def test_says_who_holds_the_card(self, machine: Open) -> None:
+        host = machine("a100", mood="mig_waits")
+        piece = host.piece("mig", "3g.20gb", start=4)
+        assert piece.gpu.address
+        pid = host.model.hold(piece.gpu.address, "dcgm-exporter")
+        with pytest.raises(HostRefused, match=rf"pending: held by process {pid} \(dcgm-exporter\)"):
+            mig.mode_on(host.ctl.call, piece.gpu)
+        host.model.let_go(pid)
+        mig.mode_on(host.ctl.call, piece.gpu)
+
+    def test_is_not_brought_over_vgpus_that_are_there(self, machine: Open) -> None:
+        """A reset would take them, and their VMs would start without."""
+        host = machine("h100", mood="mig_waits")
+        piece = host.piece("mig", "3g.40gb", start=4)
+        name = host.card().cuts["vgpu"].pieces[0].name
+        host.carver("vgpu").carve(host.piece("vgpu", name))
+        with pytest.raises(HostRefused, match="holds vGPU type"):
+            mig.mode_on(host.ctl.call, piece.gpu)
+        assert [live.name for live in host.card().live] == [name]
 
 
 def instance_of_others(host: Machine, name: str) -> None:

@@ -39,7 +39,7 @@ def test_the_mode(tree: Tree, nvml: Callable[..., StandIn]) -> None:
 @pytest.mark.parametrize(("status", "activation"), [(16, "needs_reset"), (19, "in_use"), (999, "needs_reset")])
 def test_a_mode_that_waits(tree: Tree, nvml: Callable[..., StandIn], status: int, activation: str) -> None:
     nvml(Card(mig=[0, 0], activation=status))
-    assert ask(tree, "mode", on=True) == {"current": False, "pending": True, "activation": activation}
+    assert ask(tree, "mode", on=True) == {"current": False, "pending": True, "activation": activation, "holders": []}
     assert refused(tree, "needs_reset", "create", profile=19, start=0, size=1)
 
 

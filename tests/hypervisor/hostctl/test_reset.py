@@ -63,8 +63,13 @@ def test_the_ids_of_a_virtual_function_are_ones_by_design(card: Tree) -> None:
 def test_what_is_used_is_not_reset(card: Tree) -> None:
     card.process(77, "qemu", "/dev/vfio/40")
     assert "process 77" in refused(card.files, "in_use").message
-    card.card("0000:42:00.0", group=41)
-    assert "driven by nvidia" in refused(card.files, "in_use", "0000:42:00.0").message
+    card.card("0000:42:00.0", group=41, driver="nouveau")
+    assert "driven by nouveau" in refused(card.files, "in_use", "0000:42:00.0").message
+
+
+def test_a_card_of_nvidias_driver_is_reset_by_it_alone(tree: Tree) -> None:
+    tree.card(PF, driver="nvidia")
+    assert "nvidia-smi is missing" in refused(tree.files, "not_supported").message
 
 
 def test_the_kernels_no(card: Tree) -> None:

@@ -81,10 +81,16 @@ class MigCarver:
 
 
 def mode_on(ask: Ask, gpu: GpuRef) -> None:
-    """Switch MIG on; a card that takes the mode at its next reset only is refused."""
-    mode = ask("mig", {"action": "mode", "address": gpu.address, "on": True})
-    if not mode.get("current"):
-        raise HostRefused(
-            f"MIG mode of card {gpu.address} is switched on at its next reset only",
-            hint="End what uses the card (DCGM, the persistence daemon, exporters), or reboot the host.",
-        )
+    """Switch MIG on. A card that takes the mode at its next reset is reset, where nothing holds it."""
+    asked = {"action": "mode", "address": gpu.address, "on": True}
+    mode = ask("mig", asked)
+    if not mode.get("current") and not mode.get("holders"):
+        ask("reset", {"address": gpu.address})
+        mode = ask("mig", asked)
+    if mode.get("current"):
+        return
+    held = ", ".join(f"process {each['pid']} ({each['command']})" for each in mode.get("holders") or ())
+    raise HostRefused(
+        f"MIG mode of card {gpu.address} is pending: " + (f"held by {held}" if held else "it waits for a reset"),
+        hint=(f"End {held}; the mode then comes by itself at the next try." if held else "Reboot the host."),
+    )

@@ -14,6 +14,12 @@ _DEVICE_FILE = re.compile(
 _INFORMATION = "proc/driver/nvidia/gpus"
 
 
+def named(held: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each process once, whatever it has open."""
+    commands = {each["pid"]: each["command"] for each in held}
+    return [{"pid": pid, "command": command} for pid, command in commands.items()]
+
+
 class Holders:
     """One look at all processes; without root only the caller's own can be seen."""
 

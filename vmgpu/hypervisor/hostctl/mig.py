@@ -5,6 +5,7 @@ from __future__ import annotations
 from ctypes import byref, c_uint
 from typing import Any
 
+from . import holders
 from .deadline import Deadline
 from .files import Files
 from .nvml import (
@@ -41,8 +42,10 @@ def run(files: Files, arguments: Arguments, deadline: Deadline) -> dict[str, Any
         arguments.only("action", "address", "on")
         wanted = arguments.flag("on")
         files.may_write()
+        held = holders.Holders(files).of(address, None)  # looked at before NVML is opened: we would find ourselves
         with needed(files) as nvml:
-            return _switch(nvml, nvml.device(address), address, wanted=wanted)
+            told = _switch(nvml, nvml.device(address), address, wanted=wanted)
+        return told if told["activation"] is None else {**told, "holders": holders.named(held)}
     if action == "create":
         arguments.only("action", "address", "profile", "start", "size")
         profile, start, size = (arguments.number(each, most=2**16) for each in ("profile", "start", "size"))

@@ -13,6 +13,7 @@ from .refusal import Refusal
 
 SRIOV_MANAGE = "usr/lib/nvidia/sriov-manage"
 FMPM = "usr/bin/fmpm"
+NVIDIA_SMI = "usr/bin/nvidia-smi"
 _SHOWN = 600
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import holders, pci
+from . import holders, mdev, pci
 from .bus import DEVICES, Function, Ids
 from .deadline import Deadline
 from .files import Files
 from .patterns import Arguments
+from .pci import virtual_functions
+from .programs import NVIDIA_SMI
+from .programs import run as run_program
 from .refusal import Refusal, of_kernel
+from .vfs import refuse_used
 
-# These drive the card themselves and do not survive a reset under their feet.
-_DRIVERS = ("nvidia", "nouveau", "amdgpu", "radeon", "i915", "xe", "gim")
+# These drive the card themselves and do not survive a reset under their feet; NVIDIA's has a reset of its own.
+_DRIVERS = ("nouveau", "amdgpu", "radeon", "i915", "xe", "gim")
 _POWER = "Power-cycle the host; a card that does not answer is not given out before."
 
 
@@ -34,6 +38,8 @@ def run(files: Files, arguments: Arguments, deadline: Deadline) -> dict[str, Any
         path=(),
     )
     _refuse_used(files, function)
+    if function.driver == "nvidia" and function.physfn is None:
+        return _by_driver(files, function, deadline)
     method = (files.text(f"{folder}/reset_method") or "").split()
     if not files.exists(f"{folder}/reset"):
         raise Refusal(
@@ -63,5 +69,28 @@ def _refuse_used(files: Files, function: Function) -> None:
         raise Refusal(
             "in_use",
             f"{function.address} is driven by {function.driver}",
-            hint="Give it to vfio-pci first; for a card of NVIDIA's own driver there is nvidia-smi --gpu-reset.",
+            hint="Give it to vfio-pci first.",
         )
+
+
+def _by_driver(files: Files, function: Function, deadline: Deadline) -> dict[str, Any]:
+    """Ask NVIDIA's driver for a reset, after which a pending MIG mode is the current one.
+
+    It wipes what is cut from the card, so that nothing may be: neither vGPUs nor mediated devices.
+    """
+    folder = f"{DEVICES}/{function.address}"
+    vfs = virtual_functions(files, folder, set(files.names(folder)))
+    refuse_used(files, vfs)
+    for each in mdev.Mdevs(files).live:
+        if each["parent"] in (function.address, *vfs):
+            raise Refusal("busy", f"Mediated device {each['uuid']} is on {each['parent']}", hint="Remove it first.")
+    if not files.exists(NVIDIA_SMI):
+        raise Refusal("not_supported", "nvidia-smi is missing", hint="Install NVIDIA's driver whole, or reboot.")
+    ran = run_program(files, NVIDIA_SMI, ["--gpu-reset", "-i", function.address], deadline)
+    if ran.status != 0:
+        raise Refusal(
+            "refused",
+            f"Resetting {function.address}: {ran.said()}",
+            hint="End what uses the card (nvidia-persistenced, DCGM, exporters), or reboot the host.",
+        )
+    return {"method": "driver", "ok": True}

@@ -41,7 +41,7 @@ def run(files: Files, arguments: Arguments, deadline: Deadline) -> dict[str, Any
     wanted = (count or most) if on else 0
     before = _vfs(files, folder)
     if not on:
-        _refuse_used(files, before)
+        refuse_used(files, before)
     if (len(before) != wanted) if vendor != 0x10DE else (bool(before) != on):
         if vendor == 0x10DE:
             _manage(files, address, deadline, on=on)
@@ -61,7 +61,7 @@ def _vfs(files: Files, folder: str) -> list[str]:
     return [each for each in virtual_functions(files, folder, set(files.names(folder))) if ADDRESS.fullmatch(each)]
 
 
-def _refuse_used(files: Files, vfs: list[str]) -> None:
+def refuse_used(files: Files, vfs: list[str]) -> None:
     """Turning VFs off under a guest hangs the driver; under a type it loses what the service believes is there."""
     held = holders.Holders(files) if vfs else None
     for vf in vfs:

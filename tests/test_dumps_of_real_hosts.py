@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from vmgpu import sshkeys
 from vmgpu.errors import Invalid
 from vmgpu.guest import facts
 from vmgpu.hypervisor import modes, pci
@@ -82,3 +83,34 @@ def test_cloud_inits_words() -> None:
     assert state == "degraded" and warnings
     with pytest.raises(facts.Unfinished):
         read("status_running.json", 0)
+    with pytest.raises(facts.Trouble):
+        read("status_error_running.json", 1)
+    assert read("status_old_no_json.txt", 0)[0] == "done"
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("ed25519.pub", 1),
+        ("rsa3072.pub", 1),
+        ("sk_ed25519.pub", 1),
+        ("crlf.pub", 1),
+        ("github_user.keys", 3),
+        ("no_final_newline.pub", 1),
+        ("comment_unicode_spaces.pub", 1),
+        ("leading_blank_and_bom.pub", 1),
+        ("comments_and_blank_lines.pub", 2),
+        ("options_prefix.pub", 0),
+        ("private_key_pasted.txt", 0),
+        ("truncated_base64.pub", 0),
+        ("dss.pub", 0),
+        ("certificate.pub", 0),
+    ],
+)
+def test_keys_are_taken_or_refused(name: str, keys: int) -> None:
+    text = (FOLDER / "ssh-keys" / name).read_bytes().decode()
+    if keys:
+        assert len(sshkeys.parse(text)) == keys
+    else:
+        with pytest.raises(Invalid):
+            sshkeys.parse(text)

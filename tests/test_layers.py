@@ -17,7 +17,7 @@ FLOORS = (
     {"lab"},
     {"api", "worker", "vm_work", "host_work", "work", "leader", "outcomes", "host_outcomes", "connections"},
     {"courses"},
-    {"service", "requests", "lifecycle", "leases", "licensing", "specs", "machines", "views", "ledger"},
+    {"service", "requests", "lifecycle", "steps", "leases", "licensing", "specs", "machines", "views", "ledger"},
     {"guest", "placement", "hypervisor"},
     {"models", "db", "migrations", "render", "sshkeys"},
     {"errors", "settings", "logs", "units", "crash"},

@@ -19,11 +19,12 @@ from tests.worlds import NOON, PlayedWorld, a_view
 from vmgpu import guest, outcomes, specs, views
 from vmgpu.db import Database
 from vmgpu.errors import ReasonCode, VmgpuError
-from vmgpu.lifecycle import STEPS, Nap
+from vmgpu.lifecycle import STEPS
 from vmgpu.models import VM, Event, Gpu, Host, Slice, VMState
 from vmgpu.requests import HostChange
 from vmgpu.service import hosts, show
 from vmgpu.service.access import Actor
+from vmgpu.steps import Nap
 from vmgpu.views import LicenceView, VMView
 
 TOKEN = "eyJhbGciOiJSUzI1NiJ9.eyJzZWNyZXQiOjF9.c2lnbmF0dXJl"

@@ -16,9 +16,10 @@ from vmgpu import guest
 from vmgpu.errors import HostRefused, HostUnreachable, ReasonCode, reason
 from vmgpu.hypervisor import Power
 from vmgpu.leases import lease, next_moment, passed
-from vmgpu.lifecycle import ALWAYS, MOVES, STEPS, Fail, Hop, Nap, steer
+from vmgpu.lifecycle import ALWAYS, MOVES, STEPS, steer
 from vmgpu.models import CopyState, OnStop, VMState, Wanted
 from vmgpu.settings import Settings
+from vmgpu.steps import Fail, Hop, Nap
 from vmgpu.views import VMView, devices_as
 
 S = VMState

@@ -13,8 +13,9 @@ from tests import factories
 from tests.worlds import PlayedWorld, a_view
 from vmgpu import specs, views
 from vmgpu.db import Database
-from vmgpu.lifecycle import STEPS, Hop
+from vmgpu.lifecycle import STEPS
 from vmgpu.models import VM, Gpu, Host, Slice, VMState
+from vmgpu.steps import Hop
 from vmgpu.views import NumaView, VMView
 
 TWO = [{"id": 0, "cpus": "0-7", "memory_mib": 65536}, {"id": 1, "cpus": "8-11,16-19", "memory_mib": 65536}]

@@ -16,7 +16,7 @@ from sqlmodel import col, select
 
 from tests.factories import admin, make_database, make_settings
 from tests.worlds import House
-from vmgpu import crash, host_outcomes, leases, lifecycle, machines, outcomes, views, vm_work, work, worker
+from vmgpu import crash, host_outcomes, leases, lifecycle, machines, outcomes, steps, views, vm_work, work, worker
 from vmgpu.db import Database, claim, next_number, setting, wake
 from vmgpu.errors import Conflict, HostRefused, Reason, ReasonCode, Unavailable, VmgpuError
 from vmgpu.hypervisor import GpuRef, SliceRef
@@ -54,6 +54,10 @@ pytestmark = pytest.mark.slow
 
 S = VMState
 Open = Callable[..., House]
+
+
+# a start has no time of its own beside the step's
+NO_PATIENCE = {"start_timeout": timedelta(0), "start_timeout_per_gib": timedelta(0)}
 
 
 @pytest.fixture
@@ -437,11 +441,12 @@ class TestAHost:
         hand.reboot_host()
         house.reaches(S.running)
 
-    def test_does_not_return_from_a_call(self, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_does_not_return_from_a_call(self, open_house: Open, monkeypatch: pytest.MonkeyPatch) -> None:
         """The thread is lost, the row is not; the next VM of the same host goes on beside it."""
         monkeypatch.setitem(
             lifecycle.STEPS, S.booting, replace(lifecycle.STEPS[S.booting], within=timedelta(seconds=1.5))
         )
+        house = open_house(**NO_PATIENCE)
         hand = house.host(mood="hanging")
         vm = house.request()
         house.until(lambda: hand.counts()["hung"] == 1)
@@ -457,7 +462,7 @@ class TestAHost:
 
     def test_that_hangs_does_not_hold_up_the_end(self, open_house: Open, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(lifecycle.STEPS, S.booting, replace(lifecycle.STEPS[S.booting], within=timedelta(0)))
-        house = open_house()
+        house = open_house(**NO_PATIENCE)
         hand = house.host(mood="hanging")
         house.request()
         house.until(lambda: reason_of(house.vm()) == ReasonCode.call_hangs)
@@ -576,9 +581,9 @@ class TestWhatASecondPairOfEyesFound:
         """The start comes when the host has the slices back and the row does not say so yet."""
         plain, started = lifecycle.STEPS[S.stopping], []
 
-        def late(vm: VMView, world: lifecycle.World) -> lifecycle.Outcome:
+        def late(vm: VMView, world: steps.World) -> steps.Outcome:
             outcome = plain.run(vm, world)
-            if isinstance(outcome, lifecycle.Hop) and not started:
+            if isinstance(outcome, steps.Hop) and not started:
                 started.append(vms.start(house.db, house.me, "s1"))
             return outcome
 
@@ -677,10 +682,10 @@ class TestWhatASecondPairOfEyesFound:
     def test_a_stop_outlives_the_retry(self, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
         plain, stopped = lifecycle.STEPS[S.failed], []
 
-        def late(vm: VMView, world: lifecycle.World) -> lifecycle.Outcome:
+        def late(vm: VMView, world: steps.World) -> steps.Outcome:
             if vm.retry and not stopped:
                 stopped.append(vms.stop(house.db, house.me, "s1", StopRequest()))
-                return lifecycle.Nap(0)  # the next look sees a VM that is to be tried again, and is wanted stopped
+                return steps.Nap(0)  # the next look sees a VM that is to be tried again, and is wanted stopped
             return plain.run(vm, world)
 
         monkeypatch.setitem(lifecycle.STEPS, S.failed, replace(plain, run=late))
@@ -916,7 +921,7 @@ class TestWishes:
 
         def held(vm: Any, world: Any) -> Any:
             done = plain.run(vm, world)
-            if isinstance(done, lifecycle.Hop):
+            if isinstance(done, steps.Hop):
                 entered.set()
                 go_on.wait(10)
             return done
@@ -956,7 +961,7 @@ class TestWishes:
 
         def stopped_meanwhile(vm: Any, world: Any) -> Any:
             done = plain.run(vm, world)
-            if isinstance(done, lifecycle.Hop):
+            if isinstance(done, steps.Hop):
                 vms.stop(house.db, house.me, "s1", StopRequest(slices=OnStop.release))
                 raise outcomes.TakenOver  # as if the process had died here
             return done

@@ -15,7 +15,7 @@ from vmgpu import ledger, placement
 from vmgpu.db import HOLD, Row, change_all, lock, next_number, wake
 from vmgpu.errors import Reason, ReasonCode, reason
 from vmgpu.leases import LeaseNews, next_moment
-from vmgpu.lifecycle import ALWAYS, MOVES, Fail, Hop, Nap, Outcome, after_capture
+from vmgpu.lifecycle import ALWAYS, MOVES, after_capture
 from vmgpu.machines import ImageNews
 from vmgpu.models import (
     VM,
@@ -34,6 +34,7 @@ from vmgpu.models import (
     Wanted,
     now,
 )
+from vmgpu.steps import Fail, Hop, Nap, Outcome
 from vmgpu.views import VMView
 
 _WISHES = ("wanted", "stop_mode")  # columns that people write too: theirs stands if it came while the step was at work

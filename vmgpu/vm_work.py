@@ -16,9 +16,9 @@ from vmgpu.errors import HostUnreachable, Reason, ReasonCode, Unavailable, Vmgpu
 from vmgpu.guest import CheckFailed
 from vmgpu.hypervisor import Carver, Hypervisor, Progress
 from vmgpu.hypervisor.doctor import advice, explain
-from vmgpu.lifecycle import Fail, Hop, Nap, Outcome
 from vmgpu.models import VM, Console, Gpu, Host, HostState, VMState, now
 from vmgpu.settings import Settings
+from vmgpu.steps import Fail, Hop, Nap, Outcome
 from vmgpu.work import Ground, Job
 
 log = logging.getLogger(__name__)

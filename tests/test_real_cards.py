@@ -16,10 +16,10 @@ from tests.gpuhost.machine import Machine
 from tests.gpuhost.machine import OpenMachine as Open
 from vmgpu import host_outcomes, ledger, placement
 from vmgpu.db import Database
-from vmgpu.errors import Conflict, ReasonCode
+from vmgpu.errors import Conflict, HostRefused, ReasonCode
 from vmgpu.hypervisor import DomainSeen, GpuFacts, Held, HostFacts, Power, inventory
 from vmgpu.machines import HostNews
-from vmgpu.models import Gpu, GpuState, Host, Slice
+from vmgpu.models import Event, Gpu, GpuState, Host, Slice
 from vmgpu.service import gpus, plans, show
 from vmgpu.service.access import Actor
 
@@ -184,6 +184,62 @@ def test_a_way_that_is_not_possible_says_why(db: Database, me: Actor, machine: O
         gpus.offer(db, me, card.id, mode="passthrough")
     with pytest.raises(Conflict, match="cannot be given out as mig"):
         gpus.offer(db, me, card.id, mode="mig")
+
+
+class TestAnotherMode:
+    """A card that comes back as something else than it is given out as is nobody's until an admin has looked."""
+
+    def test_is_quarantined_and_told_and_others_serve(self, db: Database, me: Actor, machine: Open) -> None:
+        host = machine("rtxpro6000")
+        row = given_out(db, me, host, "vgpu")
+        first = host.card()
+        host.ctl.call("mig", {"action": "mode", "address": first.address, "on": True})
+        host.ctl.call("vfs", {"address": first.address, "on": True})
+        before, other = surveyed(db, row, host.cards())
+        assert (before.state, other.state) == (GpuState.quarantined, GpuState.ready)
+        assert before.reason and "has come back as mig" in str(before.reason)
+        assert "vgpu" not in before.facts["modes"] and "come back" in before.facts["refusals"]["vgpu"]
+        with db.read() as session:
+            events = session.exec(select(Event).where(Event.kind == "card_quarantined")).all()
+            (placed,), _ = placement.plan(
+                [placement.Wish("v", (0, 0.0, ""), 1, 512, gpu=placement.ByProfile(other_size(host)))],
+                ledger.fleet(session),
+            )
+        assert len(events) == 1 and placed.gpu_id == other.id
+        surveyed(db, row, host.cards())
+        with db.read() as session:
+            assert len(session.exec(select(Event).where(Event.kind == "card_quarantined")).all()) == 1
+        with pytest.raises(Conflict, match="stays quarantined"):
+            gpus.clear(db, me, before.id)
+
+    def test_ends_where_it_is_given_out_as_it_is(self, db: Database, me: Actor, machine: Open) -> None:
+        host = machine("h100")
+        row = given_out(db, me, host, "vgpu")
+        host.ctl.call("mig", {"action": "mode", "address": host.card().address, "on": True})
+        card = next(each for each in surveyed(db, row, host.cards()) if each.state is GpuState.quarantined)
+        gpus.offer(db, me, card.id, mode="mig")
+        assert gpus.clear(db, me, card.id).state is GpuState.ready
+        assert {each.state for each in surveyed(db, row, host.cards())} == {GpuState.ready}
+
+    def test_mig_that_a_reboot_took_is_no_other_mode(self, db: Database, me: Actor, machine: Open) -> None:
+        host = machine("h100")
+        row = given_out(db, me, host, "mig")
+        host.ctl.call("vfs", {"address": host.card().address, "on": True})
+        assert {each.state for each in surveyed(db, row, host.cards())} == {GpuState.ready}
+
+    def test_is_seen_at_the_cut_before_the_next_survey(self, machine: Open) -> None:
+        host = machine("h100")
+        name = host.card().cuts["vgpu"].pieces[0].name
+        piece = host.piece("vgpu", name)
+        host.ctl.call("mig", {"action": "mode", "address": piece.gpu.address, "on": True})
+        with pytest.raises(HostRefused) as refused:
+            host.carver("vgpu").carve(piece)
+        assert refused.value.reason and refused.value.reason.code is ReasonCode.card_other_mode
+
+
+def other_size(host: Machine) -> str:
+    """A size that every card of the host takes."""
+    return host.cards()[1].cuts["vgpu"].pieces[-1].name
 
 
 class TestIdentity:

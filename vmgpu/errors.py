@@ -160,6 +160,7 @@ class ReasonCode(StrEnum):
     card_is_console = "card_is_console"
     group_not_viable = "group_not_viable"
     card_unhealthy = "card_unhealthy"
+    card_other_mode = "card_other_mode"
     # what happened to a VM
     lease_warning = "lease_warning"
     lease_ended = "lease_ended"
@@ -350,6 +351,11 @@ _WORDS: Mapping[ReasonCode, tuple[str, str]] = {
     ReasonCode.card_unhealthy: (
         "Card {gpu} does not answer: {detail}",
         "Power-cycle the host; the card is not given out before.",
+    ),
+    ReasonCode.card_other_mode: (
+        "Card {gpu} is given out as {mode} and has come back as {now}",
+        "Somebody, or a reboot, has changed it. Bring it back on the host and survey again, or give it out as it is "
+        "(vmgpu gpu offer {gpu} --mode {now}); then: vmgpu gpu clear {gpu}.",
     ),
     ReasonCode.lease_warning: ("The lease ends in {left}", "Extend it: vmgpu vm extend {vm} 4h."),
     ReasonCode.lease_ended: (

@@ -138,6 +138,15 @@ def _has_room(session: Session, gpu: Gpu, noted: list[dict[str, Any]], more: dic
     return len(ledger.taken(gpu, cuts, [*noted, more])) > len(before)
 
 
+def _strayed(gpu: Gpu, facts: GpuFacts) -> Reason | None:
+    """Why a card is not as it is given out; MIG that is merely off is no reason: the carver switches it on."""
+    sliced = ("vgpu", "mixed")
+    other = (gpu.mode in sliced and facts.now == "mig") or (gpu.mode == "mig" and facts.now in sliced and facts.live)
+    if gpu.emulated or not (other or (gpu.mode == "passthrough" and facts.now in (*sliced, "mig"))):
+        return None
+    return reason(ReasonCode.card_other_mode, gpu=gpu.name, mode=gpu.mode, now=facts.now)
+
+
 def _cards(session: Session, host: Host, seen: Iterable[GpuFacts]) -> None:
     there = select(Gpu).where(Gpu.host_id == host.id).order_by(Gpu.id).with_for_update(key_share=True)
     known = {gpu.key: gpu for gpu in session.exec(there).all()}
@@ -164,6 +173,11 @@ def _cards(session: Session, host: Host, seen: Iterable[GpuFacts]) -> None:
         if gpu.mode in before.get("cuts", {}) and gpu.mode not in facts.cuts:
             gpu.facts["cuts"][gpu.mode] = before["cuts"][gpu.mode]
         session.add(gpu)
+        if strayed := _strayed(gpu, facts):
+            session.flush()
+            outcomes.quarantine(session, [gpu.id], strayed)
+            refusals = {**facts.refusals, str(gpu.mode): strayed.sentence()}
+            gpu.facts = {**gpu.facts, "modes": [each for each in facts.modes if each != gpu.mode], "refusals": refusals}
     for gpu in known.values():
         if gpu.state is not GpuState.absent:
             gpu.state, gpu.version = GpuState.absent, gpu.version + 1

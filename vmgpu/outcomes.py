@@ -42,6 +42,7 @@ _WISHES = ("wanted", "stop_mode")  # columns that people write too: theirs stand
 
 # what a settled VM last said of itself outlives a host's silence, which the host itself shows
 _SETTLED = (VMState.failed, VMState.lost, VMState.stopped)
+_CARDS_FAULT = (ReasonCode.card_unhealthy, ReasonCode.card_other_mode)
 _PASSING = (ReasonCode.host_unreachable, ReasonCode.host_error)
 
 
@@ -55,6 +56,13 @@ def held(session: Session, kind: type[Row], row_id: str, token: str) -> Row:
     if row is None or row.claim_token != token:
         raise TakenOver
     return row
+
+
+def closes_cards(outcome: Outcome) -> bool:
+    """Whether this outcome may quarantine the VM's cards, whose rows are then locked first."""
+    return isinstance(outcome, Fail) or (
+        isinstance(outcome, Nap) and outcome.because is not None and outcome.because.code in _CARDS_FAULT
+    )
 
 
 def held_vm(session: Session, view: VMView, token: str, *, with_cards: bool = False) -> VM:
@@ -95,6 +103,9 @@ def apply_vm(session: Session, vm: VM, view: VMView, outcome: Outcome) -> bool:
             _change(vm, view, outcome.changes)
             if outcome.slices_back:
                 _slices_back(session, vm, view)
+            if outcome.because and outcome.because.code in _CARDS_FAULT:
+                # it was to be given back, and did not come back well
+                quarantine(session, [cut.gpu.id for cut in view.slices], outcome.because)
             if outcome.news and outcome.because:
                 session.add(Event(vm_id=vm.id, kind=outcome.news, state=vm.state, reason=outcome.because.as_dict()))
             if not (outcome.because and vm.state in _SETTLED and outcome.because.code in _PASSING):
@@ -275,8 +286,8 @@ def _fail(session: Session, vm: VM, outcome: Fail) -> None:
     excluded = [*vm.excluded, *(gpus if outcome.blame == "card" else ())]
     if outcome.blame and not vm.ever_ran and vm.host_id and (outcome.blame == "host" or not gpus):
         excluded.append(vm.host_id)
-    if outcome.because.code is ReasonCode.card_unhealthy:
-        _quarantine(session, gpus, outcome.because)
+    if outcome.because.code in _CARDS_FAULT:
+        quarantine(session, gpus, outcome.because)
     vm.retry = bool(outcome.blame) and vm.tries == 0 and vm.wanted is Wanted.running
     if vm.retry:
         vm.excluded = excluded
@@ -290,9 +301,10 @@ def _fail(session: Session, vm: VM, outcome: Fail) -> None:
     _move(session, vm, VMState.failed, told)
 
 
-def _quarantine(session: Session, gpu_ids: Iterable[str], because: Reason) -> None:
+def quarantine(session: Session, gpu_ids: Iterable[str], because: Reason) -> None:
     """Give no more of these cards out until an admin has looked at them."""
-    for gpu in session.exec(select(Gpu).where(col(Gpu.id).in_(list(gpu_ids))).order_by(Gpu.id)).all():
+    ready = select(Gpu).where(col(Gpu.id).in_(list(gpu_ids)), Gpu.state != GpuState.quarantined)
+    for gpu in session.exec(ready.order_by(Gpu.id)).all():
         why = reason(ReasonCode.card_quarantined, gpu=gpu.name, detail=because.sentence())
         gpu.state, gpu.reason, gpu.version = GpuState.quarantined, why.as_dict(), gpu.version + 1
         gpu.facts = {**gpu.facts, "modes": []}  # until a survey has seen it well again

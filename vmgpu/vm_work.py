@@ -64,7 +64,7 @@ def _run(job: Job, ground: Ground) -> None:
         crash.point(f"vm.{view.state}.worked")
         console = _console(ground, view) if isinstance(outcome, Fail) or _console_due(ground, view) else None
         with ground.db.write() as session:
-            vm = outcomes.held_vm(session, view, job.token, with_cards=isinstance(outcome, Fail))
+            vm = outcomes.held_vm(session, view, job.token, with_cards=outcomes.closes_cards(outcome))
             if console is not None:
                 outcomes.keep_console(session, vm.id, console)
             moved = outcomes.apply_vm(session, vm, view, outcome)

@@ -71,7 +71,7 @@ class Pool:
         self.free = 20 * GIB
 
     def listVolumes(self) -> list[str]:
-        return ["mark-of-this-boot"]
+        return ["mark-of-this-boot", "image-7.qcow2", "image-3.raw"]
 
     def info(self) -> list[int]:
         return [2, 100 * GIB, 80 * GIB, self.free]
@@ -154,6 +154,17 @@ def test_what_is_made_when_it_is_needed_is_no_finding(ref: HostRef) -> None:
     assert look(connection, replace(ref, uri=LOCAL))["pool"].seen.startswith("pool vmgpu: 20 GiB free")
     (ref.state_dir / "var/lib/libvirt/images/vmgpu").mkdir(parents=True)
     assert look(connection, replace(ref, uri=LOCAL))["pool"].seen != "pool vmgpu: 20 GiB free of 100 GiB"
+
+
+def test_copies_of_images_are_what_lies_in_the_pool(ref: HostRef) -> None:
+    """None yet is nothing to mend: an image comes with the first VM that needs it."""
+    connection = Asked()
+    found = look(connection, ref)["images"]
+    assert (found.level, found.seen) == (Level.ok, "image-3.raw, image-7.qcow2")
+    connection.pool.listVolumes = lambda: ["vm.qcow2"]
+    assert look(connection, ref)["images"].level is Level.ok
+    connection.pool = None
+    assert "images" not in look(connection, ref)
 
 
 @pytest.mark.parametrize(

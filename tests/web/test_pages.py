@@ -23,7 +23,7 @@ from tests.factories import (
 from tests.web.conftest import Browse
 from vmgpu.db import Database
 from vmgpu.errors import ReasonCode, reason
-from vmgpu.models import VM, Gpu, GpuState, HostState, Image, ImageState, Key, VMState, Wanted, now
+from vmgpu.models import VM, Gpu, GpuState, Host, HostState, Image, ImageState, Key, VMState, Wanted, now
 
 STATIC = Path(__file__).parents[2] / "vmgpu/api/static"
 HX = {"HX-Request": "true"}
@@ -41,6 +41,26 @@ def test_an_empty_installation_says_what_to_do_next(browse: Browse, db: Database
     text = client.get("/").text
     assert "There are no VMs yet" in text
     assert "Request VMs" in text
+
+
+def test_an_admin_sees_what_the_doctor_found_last(browse: Browse, db: Database) -> None:
+    host = make_host(db)
+    client, person = browse(admin(db)), browse(make_user(db))
+    assert "Doctor" not in client.get("/now").text  # nobody has asked him
+    well = {"id": "kvm", "level": "ok", "seen": "fine", "means": "", "cure": ""}
+    ill = {"id": "pool", "level": "warning", "seen": "20 GiB free", "means": "Soon full.", "cure": HOSTILE}
+    worse = {"id": "network", "level": "broken", "seen": "not running", "means": "", "cure": "virsh net-start"}
+    with db.write() as session:
+        row = session.get_one(Host, host.id)
+        row.doctor, row.doctor_at = [well], now() - timedelta(minutes=5)
+    assert re.search(r"Doctor, \d{4}-\d\d-\d\d \d\d:\d\d UTC: all well", client.get("/now").text)
+    with db.write() as session:
+        session.get_one(Host, host.id).doctor = [well, ill, worse]
+    text = client.get("/now").text
+    assert "1 broken, 1 warning" in text and "20 GiB free" in text and "virsh net-start" in text
+    assert text.index("not running") < text.index("20 GiB free")  # the worst first
+    assert "<script>alert" not in text
+    assert "Doctor" not in person.get("/now").text and "20 GiB free" not in person.get("/now").text
 
 
 def test_who_is_no_admin_is_sent_to_one(browse: Browse, db: Database) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -50,13 +50,24 @@ class CardPicture:
 
 
 @dataclass(frozen=True)
+class DoctorPicture:
+    """What the doctor found at a host when he was asked last: how that reads in short, and what is not well."""
+
+    says: str
+    level: str
+    at: str
+    items: tuple[Mapping[str, str], ...]
+
+
+@dataclass(frozen=True)
 class HostPicture:
-    """A host: cards that are given out, and those that are left alone."""
+    """A host: cards that are given out, and those that are left alone. `doctor`: for admins, once one was asked."""
 
     host: HostOut
     cards: tuple[CardPicture, ...]
     alone: tuple[GpuOut, ...]
     holds: str
+    doctor: DoctorPicture | None = None
 
 
 @dataclass(frozen=True)
@@ -117,7 +128,10 @@ def picture(session: Session, actor: Actor, at: datetime) -> Picture:
     ]
     mine = {(cut.gpu, cut.start): one for one in drawings for cut in one.vm.slices}
     del owners
-    fleet = tuple(_host(host, mine) for host in show.hosts(session, rows, to=actor))
+    fleet = tuple(
+        _host(host, mine, _doctor(row) if actor.admin else None)
+        for host, row in zip(show.hosts(session, rows, to=actor), rows, strict=True)
+    )
     open_cards = [card for host in fleet for card in host.cards if _open(host.host, card.gpu)]
     queue = sorted((one for one in drawings if one.vm.position), key=lambda one: one.vm.position or 0)
     running = select(func.count()).select_from(VM).where(VM.state == VMState.running, visible_vms(actor))
@@ -230,7 +244,23 @@ def _proved(vm: VMOut) -> str:
     return f"{kind} {_PROVED[vm.card]}"
 
 
-def _host(host: HostOut, mine: dict[tuple[str, int], VMPicture]) -> HostPicture:
+def _doctor(row: Host) -> DoctorPicture | None:
+    """None while nobody has asked him about this host."""
+    if row.doctor_at is None:
+        return None
+    ill = [each for level in ("broken", "warning") for each in row.doctor if each["level"] == level]
+    broken = sum(each["level"] == "broken" for each in ill)
+    counts = [(broken, "broken"), (len(ill) - broken, "warning" if len(ill) - broken == 1 else "warnings")]
+    says = ", ".join(f"{count} {word}" for count, word in counts if count) or "all well"
+    return DoctorPicture(
+        says=says,
+        level="broken" if broken else "warning" if ill else "ok",
+        at=say_time(row.doctor_at),
+        items=tuple(ill),
+    )
+
+
+def _host(host: HostOut, mine: dict[tuple[str, int], VMPicture], doctor: DoctorPicture | None = None) -> HostPicture:
     holds = ""
     if host.threads:
         most = round(host.threads * host.overcommit)
@@ -243,6 +273,7 @@ def _host(host: HostOut, mine: dict[tuple[str, int], VMPicture]) -> HostPicture:
         cards=tuple(_card(gpu, mine) for gpu in host.gpus if gpu.mode),
         alone=tuple(gpu for gpu in host.gpus if not gpu.mode),
         holds=holds,
+        doctor=doctor,
     )
 
 

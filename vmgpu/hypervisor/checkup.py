@@ -113,6 +113,7 @@ def _seen(asked: _Asked, ref: HostRef, root: Path) -> LibvirtSeen:
     domain = asked("domains", "UEFI firmware and devices that guests may take", _domain_capabilities, connection)
     choice = asked("accel", "whether guests run under KVM", _accel, connection, ref, root)
     total, free = asked("pool", "room for disks", _pool, connection, local, root) or (None, None)
+    images = asked("images", "copies of images", _images, connection)
     network = asked("network", "the guests' network", _network, connection, ref.network, local)
     return LibvirtSeen(
         remote=not local,
@@ -126,6 +127,7 @@ def _seen(asked: _Asked, ref: HostRef, root: Path) -> LibvirtSeen:
         pool=POOL,
         pool_total_gib=total,
         pool_free_gib=free,
+        images=images,
         network=ref.network.name,
         network_active=network[0] if network else None,
         network_range=network[1] if network else "",
@@ -170,6 +172,14 @@ def _accel(connection: Any, ref: HostRef, root: Path) -> accel.Choice | None:
     boot_id = boot.boot_id(connection, root if local else None)
     # never a probe: that is the survey's, which has a pool for it
     return accel.known(ref.accel, connection, boot_id=boot_id, state_dir=ref.state_dir, local=local, device=device)
+
+
+def _images(connection: Any) -> tuple[str, ...] | None:
+    """The copies of images in our pool; None where there is no pool that runs."""
+    pool = maybe(connection.storagePoolLookupByName, POOL)
+    if pool is None or not pool.isActive():
+        return None
+    return tuple(sorted(name for name in pool.listVolumes() if name.startswith("image-")))
 
 
 def _pool(connection: Any, local: bool, root: Path) -> tuple[int, int] | None:

@@ -27,6 +27,7 @@ _PLAIN: Mapping[ReasonCode, tuple[str, str]] = {
     ReasonCode.card_held_open: _ITS_CARD,
     ReasonCode.card_is_console: _ITS_CARD,
     ReasonCode.card_unhealthy: _ITS_CARD,
+    ReasonCode.card_other_mode: _ITS_CARD,
     ReasonCode.group_not_viable: _ITS_CARD,
     ReasonCode.retried_elsewhere: ("It failed where it was and is tried once more elsewhere", ""),
 }

@@ -29,7 +29,6 @@ HEALTHY_SEEN = LibvirtSeen(
     network_active=True,
     network_range="192.168.150.0/24",
     images=("base",),
-    time_offset_s=0.2,
 )
 
 

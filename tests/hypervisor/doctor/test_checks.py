@@ -374,8 +374,6 @@ def test_a_machine_with_switches(fabric: dict[str, Any], name: str, level: Level
         ({"pool_free_gib": 0}, "pool", Level.broken, "Release VMs"),
         ({"pool_free_gib": 20}, "pool", Level.warning, "vmgpu image list"),
         ({"network_active": False}, "network", Level.broken, "virsh net-start vmgpu"),
-        ({"images": ()}, "images", Level.warning, "vmgpu image import"),
-        ({"time_offset_s": -90.0}, "time", Level.warning, "chrony"),
     ],
 )
 def test_one_thing_wrong_with_the_software(changes: dict[str, Any], name: str, level: Level, cure: str) -> None:

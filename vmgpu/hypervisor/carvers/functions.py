@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vmgpu.errors import HostRefused
+from vmgpu.errors import HostRefused, ReasonCode, reason
 from vmgpu.hypervisor import GpuRef, SliceRef
 
 # A verb of hostctl with its arguments, on the card's host; raises HostRefused and HostUnreachable.
@@ -27,6 +27,15 @@ def of(ask: Ask, ref: SliceRef) -> str:
             hint="Survey the host again: the card or its driver has changed.",
         )
     return str(addresses[ref.slot])
+
+
+def strayed(ask: Ask, ref: SliceRef) -> HostRefused | None:
+    """Whether a card that is cut into time-sliced vGPUs takes none because it is in MIG mode now."""
+    devices = ask("facts", {})["nvml"]["devices"]
+    if not any(each["address"] == ref.gpu.address and (each.get("mig") or {}).get("current") for each in devices):
+        return None
+    why = reason(ReasonCode.card_other_mode, gpu=ref.gpu.address, mode=ref.gpu.mode, now="mig")
+    return HostRefused(why.sentence(), hint=why.cure(), reason=why)
 
 
 def known(ask: Ask, ref: SliceRef) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vmgpu.errors import HostRefused
 from vmgpu.hypervisor import Carved, Pci, SliceRef
 from vmgpu.hypervisor.carvers import functions
 from vmgpu.hypervisor.carvers.functions import Ask
@@ -19,7 +20,10 @@ class VfioCarver:
         # the functions' coming has ended mixed-size mode, and the first vGPU keeps the card in the mode it is in
         self._ask("vgpu", {"action": "mixed", "address": ref.gpu.address, "on": self._mixed})
         place = {"placement": ref.start} if self._mixed else {}
-        self._ask("vgpu", {"action": "set", "address": address, "type": ref.type or ref.profile, **place})
+        try:
+            self._ask("vgpu", {"action": "set", "address": address, "type": ref.type or ref.profile, **place})
+        except HostRefused as no:
+            raise functions.strayed(self._ask, ref) or no from no
         # not managed: libvirt would bind the function to plain vfio-pci, and the vGPU would be gone
         return Carved((Pci(address, managed=False),))
 

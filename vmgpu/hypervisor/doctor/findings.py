@@ -62,8 +62,7 @@ class LibvirtSeen:
     network: str | None = None
     network_active: bool | None = None
     network_range: str = ""
-    images: tuple[str, ...] | None = None
-    time_offset_s: float | None = None
+    images: tuple[str, ...] | None = None  # copies of images in our pool, by their files' names
 
 
 def ok(id: str, seen: str, means: str) -> Check:

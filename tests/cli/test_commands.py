@@ -43,6 +43,14 @@ def test_lists_are_tables_for_people_and_items_for_scripts(vmgpu: Run) -> None:
     assert lines[0].index("OWNER") == lines[1].index("anna") == lines[2].index("anna")
 
 
+def test_a_host_says_what_vms_hold_of_what_they_may_have(vmgpu: Run) -> None:
+    # 32 threads, 4 vCPUs each; 128 GiB of memory, of which the host keeps 5 %
+    assert "2 of 128    2 GiB of 121.6 GiB" in vmgpu("host", "list").out
+    told = vmgpu("host", "show", "h1").out
+    assert "2 of 128 held; 32 threads, 4 vCPUs each" in told
+    assert "2 GiB of 121.6 GiB held; 6.4 GiB more are kept for the host" in told
+
+
 def test_show_is_one_object(vmgpu: Run) -> None:
     for noun, name in (("host", "h1"), ("flavor", "small"), ("image", "base"), ("vm", "anna/hers"), ("user", "anna")):
         assert vmgpu(noun, "show", name, "--json").json["name"] == name.split("/")[-1]

@@ -78,11 +78,10 @@ def list_hosts(desk: Desk) -> None:
     """All hosts."""
     found = desk.items("hosts")
     rows = [
-        [h["name"], _state(h), h["uri"], f"{h['vcpus_held']} of {h['threads']}x{h['overcommit']:g}",
-         f"{say.mib(h['memory_held_mib'])} of {say.mib(h['memory_mib'])}", len(h["gpus"]), h["vms"]]
+        [h["name"], _state(h), h["uri"], _vcpus(h), _memory(h), len(h["gpus"]), h["vms"]]
         for h in found
     ]  # fmt: skip
-    head = ("name", "state", "uri", "vcpus", "memory", "cards", "vms")
+    head = ("name", "state", "uri", "vcpus held", "memory held", "cards", "vms")
     desk.done({"items": found}, lambda: say.table(head, rows, empty="There is no host yet: vmgpu host add NAME URI."))
 
 
@@ -211,6 +210,15 @@ def _state(found: dict[str, Any]) -> str:
     return f"{state}, needs re-carve ({lost})" if lost else state
 
 
+def _vcpus(found: dict[str, Any]) -> str:
+    return f"{found['vcpus_held']} of {int(found['threads'] * found['overcommit'] + 1e-6)}"
+
+
+def _memory(found: dict[str, Any]) -> str:
+    most = max(0, found["memory_mib"] - found["memory_reserve_mib"])
+    return f"{say.mib(found['memory_held_mib'])} of {say.mib(most)}"
+
+
 def _licence(found: dict[str, Any] | None) -> str | None:
     if not found or not (found["has_token"] or found["server"]):
         return None
@@ -226,9 +234,8 @@ def _show(found: dict[str, Any]) -> None:
             ("state", _state(found)),
             ("reason", say.reason(found["reason"])),
             ("uri", found["uri"]),
-            ("vcpus", f"{found['vcpus_held']} held; {found['threads']} threads, {found['overcommit']:g} vCPUs each"),
-            ("memory", f"{say.mib(found['memory_held_mib'])} held of {say.mib(found['memory_mib'])}, "
-                       f"{say.mib(found['memory_reserve_mib'])} kept for the host"),
+            ("vcpus", f"{_vcpus(found)} held; {found['threads']} threads, {found['overcommit']:g} vCPUs each"),
+            ("memory", f"{_memory(found)} held; {say.mib(found['memory_reserve_mib'])} more are kept for the host"),
             ("disk", f"{found['disk_free_gib']} GiB free of {found['disk_gib']} GiB" if facts else None),
             ("network", found["bridge"] or facts.get("network_range")),
             ("libvirt", facts.get("libvirt")),

@@ -3,7 +3,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterator
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,7 @@ from tests.factories import (
 from tests.web.conftest import Browse
 from vmgpu.db import Database
 from vmgpu.errors import ReasonCode, reason
-from vmgpu.models import VM, Gpu, GpuState, Host, HostState, Image, ImageState, Key, VMState, Wanted, now
+from vmgpu.models import VM, Event, Gpu, GpuState, Host, HostState, Image, ImageState, Key, VMState, Wanted, now
 
 STATIC = Path(__file__).parents[2] / "vmgpu/api/static"
 HX = {"HX-Request": "true"}
@@ -125,6 +127,29 @@ def test_troubled_hosts_and_cards_show_why(browse: Browse, db: Database) -> None
     ):
         assert said in text
     assert "GPU memory free" not in text  # nothing that could be given out is left
+
+
+def test_a_host_says_what_is_free_of_what_vms_may_have(browse: Browse, db: Database) -> None:
+    anna = make_user(db)
+    make_image(db)
+    host = make_host(db, threads=2, overcommit=4, memory_mib=18 * 1024)
+    make_vm(db, anna, host=host, vcpus=2, memory_mib=2048)
+    text = browse(anna).get("/now").text
+    assert "6 of 8 vCPU, 15 of 17 GiB memory, 900 GiB disk free" in text
+
+
+def test_a_vm_was_ready_after_its_last_way_alone(browse: Browse, db: Database) -> None:
+    anna = make_user(db)
+    make_image(db)
+    vm = make_vm(db, anna, "s1", host=make_host(db))
+    first = [("pending", 40), ("carving", 5), ("building", 300), ("booting", 60), ("checking", 20)]
+    again = [("booting", 20), ("checking", 12)]
+    with db.write() as session:
+        for was, state, seconds in _steps([*first, ("running", 900), ("capturing", 120), *again, ("running", None)]):
+            session.add(Event(vm_id=vm.id, kind="state", was=was, state=state, seconds=seconds))
+    text = browse(anna).get("/now").text
+    assert "was ready in 32 s" in text
+    assert "5 m" not in text.partition("phases")[2].partition("</ol>")[0]  # nor beside the steps of the first way
 
 
 def test_slices_lie_where_they_are(browse: Browse, db: Database) -> None:
@@ -397,3 +422,8 @@ def test_static_files_are_kept_only_under_their_own_sum(browse: Browse, db: Data
         assert client.get(address.split("?")[0]).headers["Cache-Control"] == "no-cache"
     for wrong in ("nothing.js", "VENDORED.md", "..%2fpages.py"):
         assert client.get(f"/static/{wrong}").status_code == 404
+
+
+def _steps(way: list[tuple[str, float | None]]) -> Iterator[tuple[str, str, float | None]]:
+    for (was, seconds), (state, _) in pairwise(way):
+        yield was, state, seconds

@@ -66,7 +66,7 @@ class HostPicture:
     host: HostOut
     cards: tuple[CardPicture, ...]
     alone: tuple[GpuOut, ...]
-    holds: str
+    room: str  # what is free, in words
     doctor: DoctorPicture | None = None
 
 
@@ -261,18 +261,20 @@ def _doctor(row: Host) -> DoctorPicture | None:
 
 
 def _host(host: HostOut, mine: dict[tuple[str, int], VMPicture], doctor: DoctorPicture | None = None) -> HostPicture:
-    holds = ""
+    room = ""
     if host.threads:
-        most = round(host.threads * host.overcommit)
+        most = int(host.threads * host.overcommit + 1e-6)  # as the placement counts
         usable = max(0, host.memory_mib - host.memory_reserve_mib) / 1024
-        holds = f"{host.vcpus_held} of {most} vCPU · {host.memory_held_mib / 1024:.0f} of {usable:.0f} GiB memory"
+        vcpus, memory = max(0, most - host.vcpus_held), max(0, usable - host.memory_held_mib / 1024)
+        parts = [f"{vcpus} of {most} vCPU", f"{memory:.0f} of {usable:.0f} GiB memory"]
         if host.disk_free_gib is not None:
-            holds += f" · {host.disk_free_gib} GiB disk free"
+            parts.append(f"{host.disk_free_gib} GiB disk")
+        room = ", ".join(parts) + " free"
     return HostPicture(
         host=host,
         cards=tuple(_card(gpu, mine) for gpu in host.gpus if gpu.mode),
         alone=tuple(gpu for gpu in host.gpus if not gpu.mode),
-        holds=holds,
+        room=room,
         doctor=doctor,
     )
 
@@ -316,7 +318,7 @@ def _ssh(session: Session, actor: Actor, vm: VMOut) -> str:
 
 
 def _seconds(session: Session, rows: Sequence[VM]) -> dict[str, dict[str, float]]:
-    # what was before a step back (a reboot, a reset, a new place) is no part of the way that is drawn
+    # the last way only: what was before it ran, or before a step back (a reset, a new place), is no part of it
     steps = select(Event.vm_id, Event.was, Event.state, Event.seconds).where(
         col(Event.vm_id).in_([row.id for row in rows]), Event.kind == "state"
     )
@@ -327,7 +329,9 @@ def _walk(steps: Iterable[tuple[str | None, str | None, str | None, float | None
     took: dict[str, dict[str, float]] = defaultdict(dict)
     for vm_id, was, state, seconds in steps:
         way = took[vm_id or ""]
-        if was in PHASES and was != "running" and seconds is not None:
+        if was not in PHASES or was == "running":
+            way.clear()
+        elif seconds is not None:
             way[was] = seconds
         if state in PHASES:
             for later in PHASES[PHASES.index(state) :]:

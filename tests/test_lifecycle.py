@@ -263,7 +263,7 @@ class TestChecking:
 
     def test_waits_for_what_is_not_there_yet(self, play: Play) -> None:
         done = step(a_view(state=S.checking), play(ready=False))
-        assert (done.seconds, code(done)) == (0.5, ReasonCode.waiting_cloud_init)
+        assert (done.seconds, code(done)) == (0.5, ReasonCode.waiting_guest)
 
     def test_gives_up_in_the_end(self, play: Play) -> None:
         done = step(a_view(state=S.checking), play(ready=False, now=NOON + 16 * MINUTES))
@@ -303,7 +303,7 @@ class TestChecking:
         monkeypatch.setattr(guest, "check", lambda door, want: pytest.fail("it logged in"))
         world = play(text=b"Cloud-init v. 22.4.2 running 'modules:config'", ready=False)
         done = step(a_view(state=S.checking, simulated=False), world)
-        assert code(done) == ReasonCode.waiting_cloud_init
+        assert code(done) == ReasonCode.waiting_guest
 
     @pytest.mark.parametrize("waited", [2 * MINUTES, 16 * MINUTES])
     def test_a_real_guest_that_does_not_answer(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
-from vmgpu.units import a_or_an
+from vmgpu.errors import Invalid
+from vmgpu.units import a_or_an, parse_duration
 
 
 @pytest.mark.parametrize(
@@ -18,3 +21,11 @@ from vmgpu.units import a_or_an
 def test_a_name_has_the_article_it_is_said_with(said: str) -> None:
     article, _, name = said.partition(" ")
     assert a_or_an(name) == f"{article} {name}"
+
+
+def test_a_number_alone_is_a_time_span_only_where_its_unit_is_agreed() -> None:
+    with pytest.raises(Invalid, match="'8' has no unit") as refused:
+        parse_duration(" 8 ")
+    assert refused.value.hint == "Write it like 90s, 30m, 8h or 7d."
+    assert parse_duration("8", bare="s") == timedelta(seconds=8)
+    assert parse_duration("1h30m") == parse_duration("90", bare="m")

@@ -123,6 +123,7 @@ class ReasonCode(StrEnum):
     uploading_image = "uploading_image"
     waiting_address = "waiting_address"
     waiting_ssh = "waiting_ssh"
+    waiting_guest = "waiting_guest"
     waiting_cloud_init = "waiting_cloud_init"
     checking_card = "checking_card"
     shutting_down = "shutting_down"
@@ -179,17 +180,18 @@ class ReasonCode(StrEnum):
 # code → (what happened and what it means, what to do). Names in braces are the Reason's arguments.
 _WORDS: Mapping[ReasonCode, tuple[str, str]] = {
     ReasonCode.no_slice_free: (
-        "All {places} places for {profile} on {cards} card(s) are taken; it starts by itself when one is released",
+        "{places:The one place|Both places|All # places} for {profile} on {cards:the one card|# cards} {places:is|are} "
+        "taken; it starts by itself when one is released",
         "Wait, release a VM that is no longer needed, or ask for a smaller share.",
     ),
     ReasonCode.cut_otherwise: (
-        "{cards} card(s) could hold {profile}, and are cut in pieces of {pieces} until the last of {held} VM(s) there "
-        "ends: a card takes one size at a time",
+        "{cards:# card|# cards} could hold {profile}, and {cards:is|are} cut in pieces of {pieces} until the last of "
+        "{held:# VM|# VMs} there ends: a card takes one size at a time",
         "Wait: then it starts by itself. Or ask for that size.",
     ),
     ReasonCode.group_held: (
-        "{cards} card(s) are free, but each shares its IOMMU group with one that a VM has ({mates}): "
-        "a group goes to one VM at a time",
+        "{cards:# card is|# cards are} free, but {cards:shares|each shares} its IOMMU group with one that a VM has "
+        "({mates}): a group goes to one VM at a time",
         "Wait: it starts by itself when that VM gives its card back.",
     ),
     ReasonCode.group_kept_back: (
@@ -245,6 +247,7 @@ _WORDS: Mapping[ReasonCode, tuple[str, str]] = {
     ReasonCode.uploading_image: ("Copying image {image} to host {host}: {percent} %", ""),
     ReasonCode.waiting_address: ("Waiting for the guest's address", ""),
     ReasonCode.waiting_ssh: ("Waiting for SSH at {address}", ""),
+    ReasonCode.waiting_guest: ("Waiting for the guest to start up", ""),
     ReasonCode.waiting_cloud_init: ("Waiting for cloud-init to end", ""),
     ReasonCode.checking_card: ("Looking for the card inside the guest", ""),
     ReasonCode.shutting_down: ("Waiting for the guest to shut down", ""),
@@ -396,9 +399,30 @@ _WORDS: Mapping[ReasonCode, tuple[str, str]] = {
 }
 
 
+class _Number(int):
+    """A number whose format is its words for 1, perhaps for 2, and for more: `# card|# cards`; # is the number."""
+
+    def __format__(self, words: str) -> str:
+        if "|" not in words:
+            return format(int(self), words)
+        one, *two, more = words.split("|")
+        return {1: one, 2: (two or [more])[0]}.get(int(self), more).replace("#", str(int(self)))
+
+
 class _Blank(dict[str, Any]):
-    def __missing__(self, key: str) -> str:
-        return "?"
+    def __getitem__(self, key: str) -> Any:
+        found = self.get(key, "?")
+        return _Number(found) if type(found) is int else _Unknown() if found == "?" else found
+
+
+class _Unknown(str):
+    """What a row does not say: a question mark, whatever format is asked for."""
+
+    def __new__(cls) -> _Unknown:
+        return super().__new__(cls, "?")
+
+    def __format__(self, words: str) -> str:
+        return words.rpartition("|")[2].replace("#", "?") if "|" in words else "?"
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ def boot(vm: VMView, world: World) -> Outcome:
 @step(S.checking, within=400)
 def check(vm: VMView, world: World) -> Outcome:
     """See SSH with the pinned key, cloud-init done and the card there; what is not yet there is waited for."""
-    waiting = verdict = reason(ReasonCode.waiting_cloud_init)
+    waiting, verdict = reason(ReasonCode.waiting_guest), reason(ReasonCode.waiting_cloud_init)
     if vm.simulated:
         ready, card = cast(Simulated, world.host).guest_checked(vm.id, vm.devices)
         if ready:

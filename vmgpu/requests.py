@@ -23,6 +23,7 @@ _IMAGE = re.compile(
 )
 _LABEL = re.compile(r"[a-z0-9][a-z0-9.-]{0,62}", re.ASCII)
 _HOST_KEY = re.compile(r"([!-~]+ )?[a-z0-9@.-]+ [A-Za-z0-9+/]+=*( [ -~]*)?", re.ASCII)
+_LEAST_MIB, _MOST_MIB = 128, 16 * 1024 * 1024
 _BRIDGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}", re.ASCII)
 
 
@@ -53,6 +54,19 @@ def _said(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
             raise ValueError(f"{bad.message}. {bad.hint}") from None
 
     return check
+
+
+def _memory(value: Any) -> Any:
+    """MiB; who writes 8 mostly means 8g, and is told so."""
+    mib = _said(lambda text: parse_mib(text, bare="m"))(value)
+    if not isinstance(mib, int) or isinstance(mib, bool):
+        return mib
+    if mib < _LEAST_MIB:
+        meant = f". Did you mean {mib}g?" if str(value).strip() == str(mib) and mib > 0 else ""
+        raise ValueError(f"{mib} MiB is too little, the least is {_LEAST_MIB} MiB{meant}")
+    if mib > _MOST_MIB:
+        raise ValueError(f"at most {_MOST_MIB // 1024**2} TiB")
+    return mib
 
 
 def _share(parse: Callable[[str], Fraction]) -> Callable[[Any], Any]:
@@ -137,9 +151,7 @@ LicenceToken = Annotated[
     ),
 ]
 NamePattern = Annotated[str, Field(max_length=63), AfterValidator(_pattern)]
-Memory = Annotated[
-    int, BeforeValidator(_said(lambda text: parse_mib(text, bare="m"))), Field(ge=128, le=16 * 1024 * 1024)
-]
+Memory = Annotated[int, BeforeValidator(_memory), Field(ge=_LEAST_MIB, le=_MOST_MIB)]
 Disk = Annotated[int, BeforeValidator(_said(lambda text: -(-parse_mib(text, bare="g") // 1024))), Field(ge=1, le=65536)]
 Vcpus = Annotated[int, Field(ge=1, le=1024)]
 Fgpu = Annotated[str, BeforeValidator(_share(placement.parse_fgpu))]
@@ -147,6 +159,9 @@ Unit = Annotated[str, BeforeValidator(_share(placement.parse_unit))]
 Profile = Annotated[str, AfterValidator(_profile)]
 Span = Annotated[timedelta, BeforeValidator(_said(parse_duration)), Field(gt=timedelta(0), le=timedelta(days=36500))]
 Word = Annotated[str, Field(max_length=200), AfterValidator(_printable)]
+
+
+_SPAN = "like 30m, 8h or 7d, or seconds as a number"
 
 
 class Body(BaseModel):
@@ -171,7 +186,7 @@ class VMRequest(Body):
     image: Word = Field(description="An image's name or id")
     owner: UserName | None = Field(default=None, description="Whose it is; you, unless an admin says otherwise")
     members: tuple[UserName, ...] = Field(default=(), max_length=200, description="Who uses each VM, beside the owner")
-    lease: Span | None = Field(default=None, description="How long, from the moment it has its place")
+    lease: Span | None = Field(default=None, description=f"How long, from the moment it has its place; {_SPAN}")
     on_stop: OnStop | None = Field(default=None, description="What a stop does with the slices; else the flavor's way")
 
     @model_validator(mode="after")
@@ -199,7 +214,7 @@ class ExtendRequest(Body):
     """How much longer, from the lease's end (or from now, where it has ended)."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"by": "4h"}]})
-    by: Span
+    by: Span = Field(description=f"How much longer; {_SPAN}")
 
 
 class CaptureRequest(Body):
@@ -317,4 +332,4 @@ class TokenRequest(Body):
     """An API token for a person; shown once."""
 
     name: Word = ""
-    valid: Span | None = None
+    valid: Span | None = Field(default=None, description=f"How long, else until it is removed; {_SPAN}")

@@ -24,7 +24,7 @@ class Accel(StrEnum):
 
 
 def _duration(value: Any) -> Any:
-    return parse_duration(value) if isinstance(value, str) else value
+    return parse_duration(value, bare="s") if isinstance(value, str) else value
 
 
 Duration = Annotated[timedelta, BeforeValidator(_duration)]

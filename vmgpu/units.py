@@ -22,11 +22,16 @@ def parse_mib(text: str, *, bare: str) -> int:
     return int(match[1]) * _MIB[(match[2] or bare)[0].lower()]
 
 
-def parse_duration(text: str) -> timedelta:
-    """A time span: 90s, 10m, 8h, 7d, 2w, or several: 1h30m; a bare number is seconds. Raises Invalid."""
+def parse_duration(text: str, *, bare: str = "") -> timedelta:
+    """A time span: 90s, 10m, 8h, 7d, 2w, or several: 1h30m. Raises Invalid.
+
+    `bare` (s, m …) is the unit of a number without one; where it is empty such a number is refused: 8 may be hours.
+    """
     text = text.strip().lower()
     if re.fullmatch(r"\d{1,9}", text, re.ASCII):
-        return timedelta(seconds=int(text))
+        if not bare:
+            raise Invalid(f"{text!r} has no unit", hint="Write it like 90s, 30m, 8h or 7d.")
+        text += bare
     if not _DURATION.fullmatch(text):
         raise Invalid(f"{text!r} is not a time span", hint="Write it like 90s, 30m, 8h or 7d.")
     try:

@@ -17,7 +17,7 @@ from vmgpu.cli import desk as desk_module
 from vmgpu.cli import host as host_module
 from vmgpu.cli import image as image_module
 from vmgpu.cli.ssh import ssh_arguments
-from vmgpu.errors import SetupError
+from vmgpu.errors import ReasonCode, SetupError, reason
 from vmgpu.models import VM, Host, HostState, Image, VMState
 from vmgpu.settings import read_settings
 
@@ -148,7 +148,7 @@ def test_a_flavor_and_vms_come_and_go(vmgpu: Run, service: Service) -> None:
 
 def test_waiting_says_each_phase(vmgpu: Run, service: Service) -> None:
     asked = vmgpu("vm", "request", "--name", "w", "--flavor", "small", "--image", "base", "--wait", "--timeout", "1s")
-    assert asked.code == 1 and "w: pending (" in asked.err and "Not settled after 1s" in asked.err
+    assert asked.code == 1 and "w: pending (" in asked.err and "w is still pending after 1 s" in asked.err
     with service.db.write() as session:
         session.get_one(VM, vmgpu("vm", "show", "w", "--json").json["id"]).state = VMState.gone
     assert vmgpu("vm", "list", "--state", "gone", "--json").json["items"][0]["name"] == "w"
@@ -329,3 +329,50 @@ def test_a_flavor_that_nothing_here_could_hold_is_taken_in_with_a_warning(run: R
         assert "4096 GiB of memory are more than any host has" in broad["sentence"]
         factories.make_host(service.db, "h2", state=HostState.new, facts=None)
         assert run("flavor", "show", "broad", "--json", **here).json["warning"] is None
+
+
+def test_what_a_wish_becomes_is_said_as_it_is(vmgpu: Run, service: Service) -> None:
+    me = factories.admin(service.db)
+    factories.make_vm(service.db, me, "up", state=VMState.running)
+    factories.make_vm(service.db, me, "queued")
+    assert vmgpu("vm", "reboot", "up").out == "up is being rebooted.\n"
+    place = vmgpu("vm", "show", "queued", "--json").json["position"]
+    assert vmgpu("vm", "start", "queued").out == f"queued waits already: place {place}.\n"
+    both = vmgpu("vm", "stop", "up", "--keep-gpu", "--release-gpu")
+    assert both.code == 2 and "either --keep-gpu or --release-gpu" in both.err
+    assert vmgpu("vm", "show", "up", "--json").json["wanted"] == "running"
+    vmgpu("vm", "release", "queued")
+    with service.db.write() as session:
+        session.get_one(VM, vmgpu("vm", "show", "queued", "--json").json["id"]).state = VMState.gone
+    again = vmgpu("vm", "release", "queued")
+    assert again.code == 1 and again.err.startswith("error: queued was released at 2")
+
+
+def test_who_waits_for_a_place_alone_is_told_that_it_may_take_long(vmgpu: Run, service: Service) -> None:
+    why = reason(ReasonCode.no_slice_free, profile="3g.20gb", places=2, cards=1).as_dict()
+    id_ = factories.make_vm(service.db, factories.admin(service.db), "long", reason=why).id
+    said = vmgpu("vm", "start", "long", "--timeout", "2s")
+    line = "long waits; Ctrl-C leaves it in the queue. See: vmgpu vm why long\n"
+    assert said.code == 1 and said.err.count(line) == 1
+    with service.db.write() as session:
+        session.get_one(VM, id_).state = VMState.gone
+
+
+def test_a_wrong_value_is_refused_in_words(vmgpu: Run) -> None:
+    ask = ("vm", "request", "--name", "x", "--flavor", "small", "--image", "base")
+    assert vmgpu(*ask, "--lease", "8").err == "error: lease: '8' has no unit. Write it like 90s, 30m, 8h or 7d.\n"
+    assert vmgpu(*ask, "--count", "0").err == "error: count: at least 1\n"
+    assert vmgpu("vm", "extend", "hers", "4").err.startswith("error: by: '4' has no unit.")
+    add = ("flavor", "add", "odd", "--memory")
+    assert vmgpu(*add, "80000g").err == "error: memory: at most 16 TiB\n"
+    assert vmgpu(*add, "8").err == ("error: memory: 8 MiB is too little, the least is 128 MiB. Did you mean 8g?\n")
+
+
+def test_hosts_name_a_few_of_the_vms_that_keep_them(vmgpu: Run, service: Service) -> None:
+    host = factories.make_host(service.db, "full")
+    for number in range(1, 8):
+        factories.make_vm(service.db, factories.admin(service.db), f"held-{number}", host=host)
+    said = vmgpu("host", "remove", "full").err
+    assert "Host full holds 7 VMs: held-1, held-2, held-3, held-4, held-5 … and 2 more" in said
+    card = next(c for c in vmgpu("gpu", "list", "--json").json["items"] if c["host"] == "full")
+    assert f"Card {card['name']} is emulated; it is given out already" in vmgpu("gpu", "offer", card["id"]).err

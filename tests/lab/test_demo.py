@@ -99,7 +99,7 @@ class Playing:
 def test_the_story_is_seen_and_nothing_is_left(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert demo.main(once=True, gpu=None, stage=stage()) == 0
     told = capsys.readouterr().out
-    assert "s3 is pending at position 1: All 2 places for 3g.20gb" in told
+    assert "s3 is pending at position 1: Both places for 3g.20gb" in told
     assert "1 fGPU is 3g.20gb on A100-40GB: 50 % of memory, 43 % of compute; 2 fit on a card" in told
     assert "demo/prepared:v1 is ready: private to student" in told
     assert "NOT SEEN" not in told

@@ -61,7 +61,7 @@ def test_a_wish_that_fits_passes_all_filters() -> None:
 
 def test_why_it_waits() -> None:
     full = Fleet([host()], [card(taken=FULL)])
-    assert why(full, gpu="3g.20gb").sentence().startswith("All 2 places for 3g.20gb on 1 card")
+    assert why(full, gpu="3g.20gb").sentence().startswith("Both places for 3g.20gb on the one card are taken")
     assert why(full, gpu="0.25").args["profile"] == "1g.10gb"
     assert why(Fleet(), gpu="1").code == ReasonCode.no_host
     assert why(Fleet([host()]), gpu="1").code == ReasonCode.no_gpu_of_kind
@@ -151,3 +151,17 @@ def test_what_is_full_or_drained_is_not_impossible() -> None:
 def test_a_whole_card_is_not_to_be_had_of_one_in_mig_mode() -> None:
     fleet = Fleet([host()], [card(mode=Mode.mig)])
     assert no(fleet, gpu="whole").args["nearest"].startswith("one of 1g.10gb")
+
+
+@pytest.mark.parametrize(
+    ("places", "cards", "said"),
+    [
+        (1, 1, "The one place for whole on the one card is taken;"),
+        (2, 1, "Both places for whole on the one card are taken;"),
+        (4, 2, "All 4 places for whole on 2 cards are taken;"),
+    ],
+)
+def test_numbers_are_said_as_people_say_them(places: int, cards: int, said: str) -> None:
+    full = reason(ReasonCode.no_slice_free, profile="whole", places=places, cards=cards)
+    assert full.sentence().startswith(said)
+    assert reason(ReasonCode.no_slice_free).sentence().startswith("All ? places for ? on ? cards are taken;")

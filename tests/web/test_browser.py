@@ -149,7 +149,7 @@ def test_a_waiting_vm_starts_by_itself_when_another_is_released(service: Service
     waiting = page.locator("#queue").locator("[data-vm=s3]")
     expect(waiting).to_contain_text("pending")
     expect(waiting).to_contain_text("position 1")
-    expect(waiting).to_contain_text(re.compile(r"All 2 places for 3g\.20gb .* are taken; it starts by itself"))
+    expect(waiting).to_contain_text(re.compile(r"Both places for 3g\.20gb .* are taken; it starts by itself"))
     expect(page.locator("#fleet")).to_contain_text("simulated")
     expect(page.locator("#fleet")).to_contain_text("0 of 8 cells free")
     page.screenshot(path=tmp_path / "two-run-one-waits.png", full_page=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from http import HTTPStatus
 from typing import Any
 
@@ -16,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from vmgpu.errors import Unavailable, VmgpuError
+from vmgpu.units import say_span
 
 ErrorPage = Callable[[Request, int, Mapping[str, Any]], Response]  # the page, for who asks /… by a browser
 
@@ -92,13 +94,23 @@ async def _invalid(request: Request, bad: Exception) -> Response:
     assert isinstance(bad, RequestValidationError | ValidationError)  # noqa: S101
     first: ErrorDetails = bad.errors()[0]
     where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
+    where = where or ("body" if first["type"] in ("missing", "model_attributes_type") else "")
     more = len(bad.errors()) - 1
-    message = str(first["msg"]).removeprefix("Value error, ")
+    message = wording(first)
     if first["type"] == "json_invalid":
         said = first.get("ctx", {}).get("error", "")
         where, message = "", f"The body is not JSON at character {int(first['loc'][-1]) + 1}: {said}"
-    hint = f"{more} more field(s) are wrong as well." if more else _HINTS.get(first["type"], "Correct it and repeat.")
+    hint = f"{more} more field(s) are wrong as well." if more else _HINTS.get(first["type"], "")
     return _say(request, 422, "invalid", f"{where}: {message}" if where else message, hint, where)
+
+
+def wording(error: ErrorDetails) -> str:
+    """What is wrong with one value, as a person says it."""
+    kind, facts = error["type"], error.get("ctx", {})
+    if kind in _RULES:
+        said = {name: say_span(fact) if isinstance(fact, timedelta) else fact for name, fact in facts.items()}
+        return _RULES[kind].format_map(said)
+    return str(error["msg"]).removeprefix("Value error, ")
 
 
 async def _http(request: Request, bad: Exception) -> Response:
@@ -118,10 +130,30 @@ def _say(request: Request, status: int, code: str, message: str, hint: str, fiel
     return render(request, status, error)
 
 
+_RULES = {
+    "greater_than_equal": "at least {ge}",
+    "less_than_equal": "at most {le}",
+    "greater_than": "more than {gt}",
+    "less_than": "less than {lt}",
+    "string_too_long": "at most {max_length} characters",
+    "string_too_short": "at least {min_length} characters",
+    "too_long": "at most {max_length} of them",
+    "literal_error": "one of {expected}",
+    "enum": "one of {expected}",
+    "int_parsing": "a whole number is needed",
+    "int_type": "a whole number is needed",
+    "int_from_float": "a whole number is needed",
+    "float_parsing": "a number is needed",
+    "bool_parsing": "true or false",
+    "model_attributes_type": "one JSON object is needed",
+    "missing": "is needed",
+    "extra_forbidden": "there is no such field",
+}
 _HINTS = {
     "json_invalid": "Send one JSON object, as the examples in /api/v1/openapi.json.",
-    "missing": "This field is needed; /api/v1/openapi.json has examples.",
-    "extra_forbidden": "There is no such field; /api/v1/openapi.json lists them.",
+    "model_attributes_type": "Send one JSON object, as the examples in /api/v1/openapi.json.",
+    "missing": "/api/v1/openapi.json has examples.",
+    "extra_forbidden": "/api/v1/openapi.json lists them.",
 }
 _CODES = {
     400: ("invalid", "Send one JSON object, as the examples in /api/v1/openapi.json."),

@@ -14,18 +14,21 @@ from vmgpu.units import parse_duration
 _WAIT = click.option("--wait", is_flag=True, help="Wait for it, saying each phase.")
 
 
-def _span(ctx: click.Context, option: click.Parameter, text: str | None) -> str | None:
+def _patience(ctx: click.Context, option: click.Parameter, text: str | None) -> str | None:
     """Refuse what is no span before anything is asked for."""
     try:
         if text is not None:
-            parse_duration(text)
+            parse_duration(text, bare="s")
     except VmgpuError as bad:
         raise click.BadParameter(f"{bad.message}. {bad.hint}") from None
     return text
 
 
 _TIMEOUT = click.option(
-    "--timeout", metavar="SPAN", callback=_span, help="Wait (as with --wait), but no longer than this, like 10m."
+    "--timeout",
+    metavar="SPAN",
+    callback=_patience,
+    help="Wait (as with --wait), but no longer than this: 90s, 10m; a bare number is seconds.",
 )
 _YES = click.option("--yes", is_flag=True, help="Do not ask.")
 _NAMES = click.argument("names", metavar="NAME...", nargs=-1, required=True)
@@ -67,7 +70,7 @@ def show(desk: Desk, name: str) -> None:
 @click.option("--flavor", required=True)
 @click.option("--image", required=True)
 @click.option("--owner", help="Whose it is; yours unless an admin says otherwise.")
-@click.option("--member", multiple=True, help="Who uses it as well.")
+@click.option("--member", multiple=True, help="Who uses it as well; may be given several times.")
 @click.option("--lease", metavar="SPAN", help="How long, like 8h.")
 @click.option("--on-stop", type=click.Choice(["keep", "release"]), help="What a stop does with the slices.")
 @_WAIT
@@ -79,16 +82,21 @@ def request(desk: Desk, member: tuple[str, ...], wait: bool, timeout: str | None
     if wait or timeout:
         made = watch.vms(desk, [one["id"] for one in made], ["running"], timeout=timeout)
     desk.done({"items": made}, lambda: _list_short(made))
+    if not (wait or timeout or desk.as_json):
+        say.note("Watch them: vmgpu vm list")
 
 
 @verb(vm, "stop")
 @_NAMES
-@click.option("--keep-gpu", "slices", flag_value="keep", help="Keep its slices.")
-@click.option("--release-gpu", "slices", flag_value="release", help="Give its slices to those who wait.")
+@click.option("--keep-gpu", "keep", is_flag=True, help="Keep its slices.")
+@click.option("--release-gpu", "give", is_flag=True, help="Give its slices to those who wait.")
 @_WAIT
 @_TIMEOUT
-def stop(desk: Desk, names: tuple[str, ...], slices: str | None, wait: bool, timeout: str | None) -> None:
+def stop(desk: Desk, names: tuple[str, ...], keep: bool, give: bool, wait: bool, timeout: str | None) -> None:
     """Shut VMs down; their disks stay."""
+    if keep and give:
+        raise click.UsageError("say either --keep-gpu or --release-gpu")
+    slices = "keep" if keep else "release" if give else None
     _wish(desk, names, "stop", "stopped", wait=wait, timeout=timeout, body={"slices": slices})
 
 
@@ -223,17 +231,22 @@ def _wish(
 
     def say_each() -> None:
         for one in asked:
-            _say_wish(one)
+            click.echo(f"{one['name']} {_went(what, one)}.")
 
     if asked or len(names) > 1:
         desk.done({"items": asked} if len(names) > 1 else asked[0], say_each)
     _must_be_all(refused, len(names))
 
 
-def _say_wish(found: dict[str, Any]) -> None:
-    wanted = f", wanted {found['wanted']}" if found["wanted"] != found["state"] else ""
-    said = "is being released" if found["wanted"] == "gone" != found["state"] else f"is {found['state']}{wanted}"
-    click.echo(f"{found['name']} {said}.")
+def _went(what: str, found: dict[str, Any]) -> str:
+    """What became of a wish so far."""
+    if what in ("reboot", "reset"):
+        return f"is being {'rebooted' if what == 'reboot' else what}"
+    if what == "start" and found["state"] == "pending":
+        return f"waits already: place {found['position'] or '?'}"
+    if found["wanted"] == "gone" != found["state"]:
+        return "is being released"
+    return f"is {found['state']}" + (f", wanted {found['wanted']}" if found["wanted"] != found["state"] else "")
 
 
 def _must_be_all(refused: list[tuple[str, VmgpuError]], of: int) -> None:

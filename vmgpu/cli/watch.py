@@ -11,7 +11,7 @@ import click
 from vmgpu.cli import say
 from vmgpu.cli.desk import Desk, Refused
 from vmgpu.errors import VmgpuError
-from vmgpu.units import parse_duration
+from vmgpu.units import parse_duration, say_span
 
 _PAUSE = 0.7
 
@@ -36,9 +36,16 @@ def each(
         for id_ in ids:
             last[id_] = vm = found.get(id_) or desk.get("vms", id_)
             _say(desk, said, id_, f"{vm['name']}: {_phase(vm)}")
-        return all(_is_settled(vm, goal) for vm in last.values())
+        left = [vm for vm in last.values() if not _is_settled(vm, goal)]
+        if left and "running" in goal and all(vm["state"] == "pending" and vm["reason"] for vm in left):
+            _say_they_wait(desk, said, [vm["name"] for vm in left])
+        return not left
 
-    _until(look, timeout)
+    def late() -> str:
+        left = [f"{vm['name']} is still {vm['state']}" for vm in last.values() if not _is_settled(vm, goal)]
+        return ", ".join(left[:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
+
+    _until(look, timeout, late)
     return [last[id_] for id_ in ids], [(vm["name"], _otherwise(vm)) for vm in last.values() if vm["state"] not in goal]
 
 
@@ -57,7 +64,7 @@ def image(desk: Desk, id_: str, *, timeout: str | None) -> dict[str, Any]:
         _say(desk, said, id_, f"{last['name']}: {last['state']}")
         return last["state"] in ("ready", "failed")
 
-    _until(look, timeout)
+    _until(look, timeout, lambda: f"{last['name']} is still {last['state']}")
     if last["state"] == "failed":
         because = last["reason"] or {"sentence": "The capture failed", "cure": "", "code": "capture_failed"}
         raise Refused({"code": because["code"], "message": because["sentence"], "hint": because["cure"]})
@@ -87,13 +94,26 @@ def _is_gone(desk: Desk, noun: str, id_: str) -> bool:
     return False
 
 
-def _until(look: Callable[[], bool], timeout: str | None) -> None:
-    end = time.monotonic() + (parse_duration(timeout).total_seconds() if timeout else float("inf"))
+def _until(look: Callable[[], bool], timeout: str | None, late: Callable[[], str]) -> None:
+    patience = parse_duration(timeout, bare="s") if timeout else None
+    end = time.monotonic() + (patience.total_seconds() if patience else float("inf"))
     while not look():
-        if time.monotonic() > end:
+        if patience and time.monotonic() > end:
             hint = "It goes on without you: look with vmgpu vm list."
-            raise Refused({"code": "timeout", "message": f"Not settled after {timeout}", "hint": hint})
+            raise Refused({"code": "timeout", "message": f"{late()} after {say_span(patience)}", "hint": hint})
         time.sleep(_PAUSE)
+
+
+def _say_they_wait(desk: Desk, said: dict[str, str], names: list[str]) -> None:
+    """Once: only a place that somebody gives back ends this, perhaps in days."""
+    if desk.as_json or "waits" in said:
+        return
+    several = len(names) > 1
+    who = f"{', '.join(names[:-1])} and {names[-1]} wait" if 1 < len(names) <= 3 else f"{len(names)} VMs wait"
+    said["waits"] = (
+        f"{who if several else f'{names[0]} waits'}; Ctrl-C leaves {'them' if several else 'it'} in the queue"
+    )
+    say.note(f"{said['waits']}. See: vmgpu vm why {names[0]}")
 
 
 def _say(desk: Desk, said: dict[str, str], id_: str, text: str) -> None:

@@ -9,6 +9,7 @@ from sqlmodel import Session, col, select
 
 from vmgpu.errors import Conflict, Forbidden, NotFound
 from vmgpu.models import VM, Image, User, VMMember, VMState
+from vmgpu.units import say_time
 
 
 @dataclass(frozen=True)
@@ -82,13 +83,15 @@ def _one_vm(session: Session, actor: Actor, ref: str) -> VM:
     if by_id:
         return by_id
     owner, slash, name = ref.partition("/")
-    query = select(VM).where(VM.name == (name if slash else ref), VM.state != VMState.gone, visible_vms(actor))
+    query = select(VM).where(VM.name == (name if slash else ref), visible_vms(actor))
     if slash:
         query = query.join(User, col(User.id) == VM.owner_id).where(User.name == owner)
-    found = session.exec(query).all()
+    found = session.exec(query.where(VM.state != VMState.gone)).all()
     mine = [vm for vm in found if vm.owner_id == actor.id] or list(found)
     if not mine:
-        raise NotFound(f"There is no VM {ref!r}", hint="List them: vmgpu vm list.")
+        gone = session.exec(query.where(VM.state == VMState.gone).order_by(col(VM.state_since).desc())).first()
+        said = f"{ref} was released at {say_time(gone.state_since)}" if gone else f"There is no VM {ref!r}"
+        raise NotFound(said, hint="List them: vmgpu vm list.")
     if len(mine) > 1:
         raise Conflict(f"Several people have a VM called {ref!r}", hint="Say whose: OWNER/NAME.")
     return mine[0]

@@ -49,8 +49,14 @@ def offer(db: Database, actor: Actor, gpu_id: str, *, mode: str | None) -> Gpu:
     must_be_admin(actor)
     with db.write() as session:
         gpu = session.get(Gpu, gpu_id, with_for_update=HOLD)
-        if not gpu or gpu.emulated:
-            raise NotFound(f"There is no real card {gpu_id!r}", hint="List them: vmgpu gpu list.")
+        if not gpu:
+            raise NotFound(f"There is no card {gpu_id!r}", hint="List them: vmgpu gpu list.")
+        if gpu.emulated:
+            kind = "simulated" if session.get_one(Host, gpu.host_id).simulated else "emulated"
+            raise Conflict(
+                f"Card {gpu.name} is {kind}; it is given out already",
+                hint="Only real cards are given out or kept back; see vmgpu gpu list.",
+            )
         if session.exec(select(Slice).where(Slice.gpu_id == gpu.id)).first():
             raise Conflict("A VM holds this card", hint="Release the VM first.")
         if mode and mode not in gpu.facts.get("modes", ()):

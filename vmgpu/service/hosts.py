@@ -13,6 +13,8 @@ from vmgpu.requests import HostChange, HostRequest
 from vmgpu.service.access import Actor, must_be_admin
 from vmgpu.service.images import SIMULATED_IMAGE
 
+_NAMED = 5  # VMs that keep a host, by name
+
 
 def add(db: Database, actor: Actor, asked: HostRequest) -> Host:
     """Take a host in; its first survey is due at once."""
@@ -98,7 +100,9 @@ def remove(db: Database, actor: Actor, name: str, *, lost: bool = False) -> Host
             hint = f"Release them first; vmgpu host drain {name} keeps new ones away."
             if host.state is HostState.unreachable:
                 hint = f"If it will never answer again: vmgpu host remove {name} --lost gives them up with it."
-            raise Conflict(f"Host {name} holds {len(vms)} VM(s): {', '.join(sorted(vms)[:5])}", hint=hint)
+            more = f" … and {len(vms) - _NAMED} more" if len(vms) > _NAMED else ""
+            held = f"{len(vms)} VM{'s' if len(vms) > 1 else ''}: {', '.join(sorted(vms)[:_NAMED])}{more}"
+            raise Conflict(f"Host {name} holds {held}", hint=hint)
         host.state, host.version = HostState.removing, host.version + 1
         session.flush()
         wake(session, Host, col(Host.id) == host.id)

@@ -197,6 +197,25 @@ def test_what_is_refused_is_said_in_the_dialog(service: Service, page: Page) -> 
     expect(_vm(page, "good")).to_be_visible()
 
 
+def test_a_long_form_keeps_its_buttons_in_sight_on_a_phone(service: Service, browser: Browser, tmp_path: Path) -> None:
+    for number in range(8):
+        size = {"name": f"f{number}", "vcpus": 2, "memory": "4g", "disk": "10g", "fgpu": "0.5"}
+        service.ask("POST", "/flavors", size)
+    context = browser.new_context(viewport={"width": 360, "height": 640}, has_touch=True, is_mobile=True)
+    page = context.new_page()
+    service.sign_in(page, "anna")
+    page.get_by_role("link", name="Request VMs").click()
+    form = page.get_by_role("dialog")
+    for field in ("Name", "Lease"):
+        form.get_by_label(field).focus()
+        page.screenshot(path=tmp_path / f"{field}.png")
+        for what in (form.get_by_role("button", name="Request"), form.get_by_role("link", name="Cancel")):
+            expect(what).to_be_in_viewport(ratio=1)
+            _is_on_top(what)
+    _is_on_top(form.get_by_label("Lease"))
+    context.close()
+
+
 def test_the_page_outlives_a_restart_of_the_service(service: Service, page: Page) -> None:
     service.sign_in(page, "anna")
     expect(page.locator("#vms")).to_contain_text("There are no VMs yet")
@@ -235,6 +254,15 @@ def test_it_works_without_scripts(service: Service, browser: Browser) -> None:
 
 def _vm(page: Page, name: str) -> Any:
     return page.locator(f"[data-vm={name}]")
+
+
+def _is_on_top(one: Any) -> None:
+    assert one.evaluate(
+        """(one) => {
+            const { left, top, width, height } = one.getBoundingClientRect();
+            return one.contains(document.elementFromPoint(left + width / 2, top + height / 2));
+        }"""
+    )
 
 
 def _request(service: Service, name: str, count: int) -> None:

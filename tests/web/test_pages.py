@@ -254,6 +254,30 @@ def test_three_vms_by_the_plain_form(browse: Browse, db: Database) -> None:
     assert {vm.lease_seconds for vm in made} == {7200}
 
 
+def test_what_no_host_can_ever_hold_comes_last_and_cannot_be_chosen(browse: Browse, db: Database) -> None:
+    anna = make_user(db)
+    image = make_image(db)
+    make_host(db)
+    make_flavor(db, "a-whole-h100", profile="7g.80gb")
+    make_flavor(db, "big", memory_mib=1 << 20)
+    make_flavor(db, "half", fgpu="0.5")
+    make_flavor(db, "small")
+    client = browse(anna)
+    form = client.get("/request").text
+    assert _flavors(form) == [("half", "checked"), ("small", ""), ("a-whole-h100", "disabled"), ("big", "disabled")]
+    assert "7g.80gb: no card here can hold this" in form
+    assert "no host here can hold this" in form
+    sent = {"name": "No", "count": "1", "flavor": "small", "image": image.id, "lease": ""}
+    assert _flavors(client.post("/request", data=sent, headers=HX).text)[1] == ("small", "checked")
+    sent["flavor"] = "big"
+    assert _flavors(client.post("/request", data=sent, headers=HX).text)[0] == ("half", "checked")
+    # a host that does not answer may have more than is known: nothing is ruled out
+    make_host(db, "h2", state=HostState.unreachable)
+    form = client.get("/request").text
+    assert "disabled" not in form
+    assert "7g.80gb: no card has that now" in form
+
+
 def test_a_quick_form_answers_with_a_word_alone(browse: Browse, db: Database) -> None:
     anna = make_user(db)
     image = make_image(db)
@@ -427,3 +451,7 @@ def test_static_files_are_kept_only_under_their_own_sum(browse: Browse, db: Data
 def _steps(way: list[tuple[str, float | None]]) -> Iterator[tuple[str, str, float | None]]:
     for (was, seconds), (state, _) in pairwise(way):
         yield was, state, seconds
+
+
+def _flavors(form: str) -> list[tuple[str, str]]:
+    return re.findall(r'name="flavor" value="([^"]+)" required ?(checked|disabled|)>', form)

@@ -19,11 +19,11 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from vmgpu.api.deps import SESSION_COOKIE, Config, Db, Me
 from vmgpu.api.picture import one_vm, picture
 from vmgpu.db import Database
-from vmgpu.errors import Forbidden, NotFound, VmgpuError
+from vmgpu.errors import Forbidden, NotFound, Reason, VmgpuError
 from vmgpu.models import Flavor, Image, ImageState, Key, now
 from vmgpu.render import html
 from vmgpu.requests import CaptureRequest, ExtendRequest, KeyRequest, StopRequest, VMRequest
-from vmgpu.service import people, show, vms
+from vmgpu.service import flavors, people, show, vms
 from vmgpu.service.access import Actor, find_vm, visible_images
 from vmgpu.settings import Settings
 from vmgpu.units import say_mib, say_span
@@ -249,20 +249,29 @@ def _request_form(
 ) -> Response:
     with db.read() as session:
         rows = session.exec(select(Flavor).order_by(col(Flavor.name))).all()
-        flavors = [(flavor, say_mib(flavor.memory_mib)) for flavor in show.flavors(session, rows)]
+        never = {name: _never(why) for name, why in flavors.never(session, rows).items()}
+        sizes = [(flavor, say_mib(flavor.memory_mib), never.get(flavor.name)) for flavor in show.flavors(session, rows)]
         images = _images(session, me)
+    sizes.sort(key=lambda size: size[2] is not None)  # a stable sort: each half stays in the order of names
     start = {"name": "", "count": "1", "flavor": "", "image": "", "lease": ""}
+    sent = sent or start
+    usable = [flavor.name for flavor, _, refused in sizes if not refused]
     return _form(
         request,
         "request.html",
         error,
         me=me,
-        flavors=flavors,
+        flavors=sizes,
+        chosen=sent["flavor"] if sent["flavor"] in usable else next(iter(usable), ""),
         images=images,
-        sent=sent or start,
+        sent=sent,
         lease=say_span(config.lease).replace(" ", ""),
         longest=say_span(config.max_lease),
     )
+
+
+def _never(why: Reason) -> str:
+    return "no card here can hold this" if why.args.get("what") == "gpu" else "no host here can hold this"
 
 
 def _images(session: Session, me: Actor) -> list[Any]:

@@ -30,6 +30,7 @@ from vmgpu.models import (
 )
 from vmgpu.service import plain
 from vmgpu.service.access import Actor, visible_vms
+from vmgpu.service.flavors import never
 from vmgpu.service.shapes import (
     EventOut,
     FlavorOut,
@@ -189,10 +190,7 @@ def flavors(session: Session, rows: Sequence[Flavor]) -> list[FlavorOut]:
 
 def flavor(session: Session, row: Flavor) -> FlavorOut:
     """One flavor, with a warning where no host that there is could ever hold it."""
-    gpu = ledger.gpu_wish(row.profile, row.fgpu, cuda=row.cuda)
-    wish = placement.Wish("", (0, 0.0, ""), row.vcpus, row.memory_mib, row.disk_gib, gpu=gpu)
-    never = placement.never(wish, ledger.fleet(session))
-    return flavors(session, [row])[0].model_copy(update={"warning": said(never)})
+    return flavors(session, [row])[0].model_copy(update={"warning": said(never(session, [row]).get(row.name))})
 
 
 def units(session: Session) -> list[UnitOut]:

@@ -242,6 +242,35 @@ def other_size(host: Machine) -> str:
     return host.cards()[1].cuts["vgpu"].pieces[-1].name
 
 
+def shared_parent(large: int, medium: int, small: int, *live: str) -> tuple[GpuFacts, ...]:
+    """A display parent of the kernel's samples: what of 64 MiB is left for each type, and the types that live there."""
+    left = {"mbochs-large": large, "mbochs-medium": medium, "mbochs-small": small}
+    types = [
+        {"id": name, "description": f"virtual display, {name}", "available": count} for name, count in left.items()
+    ]
+    mdevs = [{"uuid": f"live-{n}", "parent": "mbochs", "type": name} for n, name in enumerate(live)]
+    told = {"mdev_parents": [{"name": "mbochs", "address": None, "types": types}], "mdevs": mdevs}
+    return inventory.parents(told, ["mbochs"], known={"mbochs"})
+
+
+def test_a_parent_that_counts_what_is_left_stays_as_large_as_it_was_seen_empty(db: Database, me: Actor) -> None:
+    """A survey while a medium piece lives sees no large one left: it is taken, not gone."""
+    host = factories.make_host(db, cards=())
+    (gpu,) = surveyed(db, host, shared_parent(1, 4, 16))
+    gpus.offer(db, me, gpu.id, mode="vgpu")
+    whole = gpu.facts["cuts"]["vgpu"]
+    (gpu,) = surveyed(db, host, shared_parent(0, 3, 12, "mbochs-medium"))
+    assert gpu.facts["cuts"]["vgpu"] == whole and whole["cells"] == 16
+    assert plan(db, "mbochs-large", *["mbochs-medium"] * 4) == (
+        ["mbochs-medium"] * 3,
+        [ReasonCode.no_slice_free, ReasonCode.no_slice_free],
+    )
+    (gpu,) = surveyed(db, host, shared_parent(0, 0, 0, "mbochs-large"))
+    assert "vgpu" in gpu.facts["modes"] and gpu.facts["cuts"]["vgpu"] == whole
+    (gpu,) = surveyed(db, host, shared_parent(2, 8, 32))  # its driver was loaded anew, with more
+    assert gpu.facts["cuts"]["vgpu"]["cells"] == 32
+
+
 class TestIdentity:
     def test_a_card_that_moved_is_the_same(self, db: Database, machine: Open) -> None:
         host, card = factories.make_host(db, cards=()), machine("l40s").card()

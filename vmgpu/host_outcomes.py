@@ -99,6 +99,16 @@ def _at_its_place(known: dict[str, Gpu], facts: GpuFacts) -> Gpu | None:
     return None
 
 
+def _as_seen_whole(gpu: Gpu, before: Mapping[str, Any]) -> None:
+    """Keep what a card was that tells only what is left of it: with what lives there now that is the same card."""
+    kept = {mode: cuts for mode, cuts in before.get("cuts", {}).items() if cuts.get("left")}
+    facts = dict(gpu.facts)
+    facts["cuts"] = {**facts["cuts"], **kept}
+    facts["modes"] = tuple(dict.fromkeys((*facts["modes"], *kept)))
+    facts["refusals"] = {mode: why for mode, why in facts["refusals"].items() if mode not in kept}
+    gpu.facts = facts
+
+
 def _surveyed(session: Session, host: Host, facts: HostFacts) -> None:
     host.facts, host.surveyed_at = facts_as(facts), now()
     size = (facts.threads, facts.memory_mib, facts.disk_total_gib)
@@ -172,6 +182,8 @@ def _cards(session: Session, host: Host, seen: Iterable[GpuFacts]) -> None:
             gpu.facts |= {name: before[name] for name in told if before.get(name) is not None}
         if gpu.mode in before.get("cuts", {}) and gpu.mode not in facts.cuts:
             gpu.facts["cuts"][gpu.mode] = before["cuts"][gpu.mode]
+        if facts.live:
+            _as_seen_whole(gpu, before)
         session.add(gpu)
         if strayed := _strayed(gpu, facts):
             session.flush()

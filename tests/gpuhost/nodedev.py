@@ -13,6 +13,8 @@ from defusedxml import ElementTree
 from tests.gpuhost import FakeHost
 from vmgpu.errors import HostRefused
 
+_ACTIVE = libvirt.VIR_CONNECT_LIST_NODE_DEVICES_ACTIVE
+_INACTIVE = libvirt.VIR_CONNECT_LIST_NODE_DEVICES_INACTIVE
 _MDEVS = "sys/bus/mdev/devices"
 _PARENTS = "sys/class/mdev_bus"
 _PCI = "sys/bus/pci"
@@ -36,8 +38,11 @@ class NodeDevices:
     def listAllDevices(self, flags: int) -> list[Any]:
         if flags & libvirt.VIR_CONNECT_LIST_NODE_DEVICES_CAP_MDEV_TYPES:
             return [Named(self, name) for name in self.names(_PARENTS)]
-        known = {*self.names(_MDEVS), *self._defined}
-        return [MdevDevice(self, uuid) for uuid in sorted(known)]
+        known = [MdevDevice(self, uuid) for uuid in sorted({*self.names(_MDEVS), *self._defined})]
+        if not flags & (_ACTIVE | _INACTIVE):
+            return known
+        # as libvirt filters: who asks for those that do not run gets no other
+        return [each for each in known if flags & (_ACTIVE if each.isActive() else _INACTIVE)]
 
     def nodeDeviceLookupByName(self, name: str) -> Named:
         domain, bus, slot, function = name.removeprefix("pci_").split("_")

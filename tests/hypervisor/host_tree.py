@@ -93,12 +93,18 @@ class _Described:
             raise libvirt.libvirtError("Node device not found")
         return self._xml
 
+    def name(self) -> str:
+        """Read by whoever looks for a parent, and of no use to the survey."""
+        return "named"
+
 
 class Connection:
     """What a survey asks of libvirt, answered from plain values."""
 
-    def __init__(self, *devices: str, domains: dict[str, str] | None = None, kvm: bool = False) -> None:
-        self.devices = devices
+    def __init__(
+        self, *devices: str, domains: dict[str, str] | None = None, kvm: bool = False, parents: tuple[str, ...] = ()
+    ) -> None:
+        self.devices, self.parents = devices, parents
         self.described = domains or {}
         self.kvm = kvm
 
@@ -133,6 +139,8 @@ class Connection:
           </capabilities>"""
 
     def listAllDevices(self, flags: int) -> list[_Described]:
+        if flags == libvirt.VIR_CONNECT_LIST_NODE_DEVICES_CAP_MDEV_TYPES:
+            return [_Described(f"<device><path>/sys/devices/virtual/{n}/{n}</path></device>") for n in self.parents]
         assert flags == libvirt.VIR_CONNECT_LIST_NODE_DEVICES_CAP_PCI_DEV
         return [_Described(each) for each in self.devices]
 

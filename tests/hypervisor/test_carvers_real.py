@@ -6,9 +6,10 @@ import pytest
 
 from tests.gpuhost.machine import Machine
 from tests.gpuhost.machine import OpenMachine as Open
+from tests.gpuhost.nodedev import NodeDevices
 from vmgpu.errors import HostRefused, ReasonCode
 from vmgpu.hypervisor import GpuRef, Pci, SliceRef
-from vmgpu.hypervisor.carvers import mig
+from vmgpu.hypervisor.carvers import carver_for, mig
 
 
 def test_a_vgpu_is_written_once_and_given_back(machine: Open) -> None:
@@ -122,6 +123,22 @@ class TestMixedSizes:
     def test_is_no_way_of_an_older_card(self, machine: Open, name: str) -> None:
         card = machine(name).card()
         assert "mixed" not in card.modes and "no mixed-size mode" in card.refusals.get("mixed", "no mixed-size mode")
+
+
+@pytest.mark.parametrize(("name", "profile"), [("m60", "M60-4Q"), ("t4", "T4-4Q")])
+def test_a_mediated_device_is_found_whether_it_runs_or_not(machine: Open, name: str, profile: str) -> None:
+    """libvirt shows those that run or those that do not to who asks for the one kind alone."""
+    host = machine(name)
+    carver = carver_for("vgpu", "mdev", ask=host.ctl.call, use=NodeDevices(host.fake).use)
+    piece = host.piece("vgpu", profile)
+    carved = carver.carve(piece)
+    assert carver.carve(piece) == carved
+    host.model.reboot()
+    assert carver.carve(piece) == carved
+    assert [live.uuid for live in host.card().live] == [piece.id]
+    carver.release(piece)
+    carver.release(piece)
+    assert host.card().live == ()
 
 
 def test_after_a_reboot_the_same_slice_is_cut_again(machine: Open) -> None:

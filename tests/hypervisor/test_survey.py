@@ -107,8 +107,11 @@ def test_what_an_admin_calls_a_card_is_one(tree: Tree) -> None:
     tree.function("0000:05:00.0", ids="1234:1111", class_code="038000", group=5)
     for name, left in (("mtty-1", 24), ("mtty-2", 12)):
         tree.write(f"sys/class/mdev_bus/mtty/mdev_supported_types/{name}/available_instances", f"{left}\n")
-    plain = Connection(node("0000:05:00.0", "<product id='0x1111'/><vendor id='0x1234'/>"))
+    tree.write("sys/class/mdev_bus/mbochs/mdev_supported_types/mbochs-large/available_instances", "1\n")
+    plain = Connection(node("0000:05:00.0", "<product id='0x1111'/><vendor id='0x1234'/>"), parents=("mtty",))
     assert look(plain, tree.root).gpus == ()
+    (other,) = look(plain, tree.root, mdev_parents=("mbochs",)).gpus
+    assert other.modes == () and "libvirt knows no parent mbochs" in other.refusals["vgpu"]
     card, parent = look(plain, tree.root, device_ids=("1234:1111",), mdev_parents=("mtty",)).gpus
     assert (card.address, card.modes) == ("0000:05:00.0", ("passthrough",))
     assert (parent.address, parent.iommu_group, parent.bars_mib, parent.modes) == (None, None, (), ("vgpu",))

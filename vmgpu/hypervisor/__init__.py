@@ -230,13 +230,17 @@ class Cut:
 
 @dataclass(frozen=True)
 class Cuts:
-    """What a card can be cut into in one mode; `equal`: all pieces at one time are of one size."""
+    """What a card can be cut into in one mode; `equal`: all pieces at one time are of one size.
+
+    `left`: told by counts of what is left, which says what the whole card is only while nothing is cut from it.
+    """
 
     cells: int
     compute: int
     instances: int
     pieces: tuple[Cut, ...]
     equal: bool = False
+    left: bool = False
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from vmgpu.hypervisor import Cuts, GpuFacts, Live, fabric, modes, pci
 from vmgpu.hypervisor.pci import Function, Holder
 
 Facts = Mapping[str, Any]
+_UNKNOWN_PARENT = "libvirt knows no parent {} of mediated devices: it makes none there, whatever the kernel offers"
 
 
 def functions_of(told: Facts) -> dict[str, Function]:
@@ -46,15 +47,18 @@ def cards(
     )
 
 
-def parents(told: Facts | None, names: Collection[str]) -> tuple[GpuFacts, ...]:
-    """Parents of mediated devices of these names, as cards without address, group or BARs."""
+def parents(told: Facts | None, names: Collection[str], *, known: Collection[str]) -> tuple[GpuFacts, ...]:
+    """Parents of mediated devices of these names, as cards without address, group or BARs.
+
+    `known`: those that libvirt takes for parents. Of all that are no PCI devices it knows few, by their drivers' names.
+    """
     found = {each["name"]: each for each in (told or {}).get("mdev_parents") or () if each.get("address") is None}
-    return tuple(_parent(found[name], told or {}) for name in names if name in found)
+    return tuple(_parent(found[name], told or {}, known=name in known) for name in names if name in found)
 
 
-def _parent(each: Facts, told: Facts) -> GpuFacts:
+def _parent(each: Facts, told: Facts, *, known: bool) -> GpuFacts:
     name = str(each["name"])
-    cuts = modes.from_mdev_types(each.get("types") or ())
+    cuts = modes.from_mdev_types(each.get("types") or ()) if known else _UNKNOWN_PARENT.format(name)
     here = [mdev for mdev in told.get("mdevs") or () if mdev["parent"] == name]
     return GpuFacts(
         key=f"mdev:{name}",

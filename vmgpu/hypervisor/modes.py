@@ -20,6 +20,7 @@ NVIDIA = "10de"
 # GM107 and GM204 boards (M10, M60, M6): CUDA runs only in the type that is the whole GPU. NVIDIA vGPU guide, release 9.
 _MAXWELL = frozenset({"13bd", "13f2", "13f3"})
 _TYPE_NAME = re.compile(r"(?P<slices>\d+-)?(?P<gb>\d+)(?P<series>[QABC])(?P<me>ME)?\d?$")
+_DESCRIBED = "max_instance"  # what fits on an empty card, where the driver describes its types
 _DESCRIPTION = re.compile(r"(\w+)=([^,\s]+)")
 
 
@@ -177,12 +178,12 @@ def from_mdev_types(types: Sequence[Facts]) -> Cuts | str:
         )
         for name, most in sorted(counts.items())
     )
-    return Cuts(total, total, total, pieces)
+    return Cuts(total, total, total, pieces, left=any(_DESCRIBED not in str(each.get("description")) for each in types))
 
 
 def _most(each: Facts) -> int:
     told = dict(_DESCRIPTION.findall(str(each.get("description") or "")))
-    return int(told.get("max_instance") or each.get("available") or 0)
+    return int(told.get(_DESCRIBED) or each.get("available") or 0)
 
 
 def _framebuffer(each: Facts) -> int:

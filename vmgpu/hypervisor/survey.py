@@ -15,7 +15,7 @@ from defusedxml.ElementTree import fromstring
 
 from vmgpu.errors import HostRefused
 from vmgpu.hypervisor import HostFacts, HostRef, NumaNode, accel, boot, here, hostctl_zip, inventory, pci
-from vmgpu.hypervisor.carvers import emulated
+from vmgpu.hypervisor.carvers import emulated, mdev
 from vmgpu.hypervisor.hostctl.facts import PROTOCOL
 from vmgpu.hypervisor.ssh_login import NotLetIn
 
@@ -71,7 +71,7 @@ def survey(
         gpus=(
             *emulated.cards(ref.emulate),
             *inventory.cards(functions, told, ours=_ours(functions, connection, ref), more=ref.device_ids),
-            *inventory.parents(told, ref.mdev_parents),
+            *inventory.parents(told, ref.mdev_parents, known=mdev.parents(connection) if ref.mdev_parents else ()),
         ),
         warnings=(*warnings, *seen.warnings, *_doubtful(functions)),
     )

@@ -16,7 +16,9 @@ from vmgpu.hypervisor.carvers import functions
 from vmgpu.hypervisor.carvers.functions import Ask
 from vmgpu.hypervisor.connection import maybe
 
-_MDEVS = libvirt.VIR_CONNECT_LIST_NODE_DEVICES_CAP_MDEV | libvirt.VIR_CONNECT_LIST_NODE_DEVICES_INACTIVE
+# both named: who asks for those that do not run is shown no other
+_RUNS_OR_NOT = libvirt.VIR_CONNECT_LIST_NODE_DEVICES_ACTIVE | libvirt.VIR_CONNECT_LIST_NODE_DEVICES_INACTIVE
+_MDEVS = libvirt.VIR_CONNECT_LIST_NODE_DEVICES_CAP_MDEV | _RUNS_OR_NOT
 Use = Callable[[], AbstractContextManager[Any]]
 
 
@@ -67,13 +69,20 @@ class MdevCarver:
         return node_name(ref.gpu.address) if ref.gpu.address else ""
 
 
-def _named(connection: Any, parent: str) -> str:
-    """What libvirt calls a parent that is no PCI device: it makes its names of more than the kernel's."""
+def parents(connection: Any) -> dict[str, str]:
+    """The parents that libvirt knows: the kernel's name of each, and what libvirt makes of it."""
+    found = {}
     for device in connection.listAllDevices(libvirt.VIR_CONNECT_LIST_NODE_DEVICES_CAP_MDEV_TYPES):
         description = maybe(device.XMLDesc, 0)
         path = ElementTree.fromstring(description).findtext("path") if description else None
-        if path and path.rstrip("/").rpartition("/")[2] == parent:
-            return str(device.name())
+        if path:
+            found[path.rstrip("/").rpartition("/")[2]] = str(device.name())
+    return found
+
+
+def _named(connection: Any, parent: str) -> str:
+    if parent in (known := parents(connection)):
+        return known[parent]
     raise HostRefused(f"libvirt knows no parent {parent} of mediated devices", hint="Load its driver, survey again.")
 
 

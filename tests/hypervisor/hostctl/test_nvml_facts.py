@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 from collections.abc import Callable
@@ -30,6 +31,25 @@ def test_without_nvml(tree: Tree, nvml: Callable[..., StandIn], number: int, sta
 def test_without_the_module(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert nvml_facts.look(tree.files)["state"] == "no_module"
+
+
+def test_without_the_library_its_module_is_not_read(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading pynvml takes a slow host half a minute of the twenty seconds that the facts have."""
+    asked = []
+
+    def no_library(name: str) -> None:
+        asked.append(name)
+        raise OSError("cannot open shared object file")
+
+    class NoReading:
+        def find_spec(self, name: str, *_: object) -> None:
+            assert name != "pynvml", "read all the same"
+
+    monkeypatch.delitem(sys.modules, "pynvml")
+    monkeypatch.setattr(sys, "meta_path", [NoReading(), *sys.meta_path])
+    monkeypatch.setattr(ctypes, "CDLL", no_library)
+    assert nvml_facts.look(tree.files)["state"] == "no_library"
+    assert asked == ["libnvidia-ml.so.1"]
 
 
 def test_a_card_with_vgpus(tree: Tree, nvml: Callable[..., StandIn]) -> None:

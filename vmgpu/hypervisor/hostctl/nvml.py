@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -40,6 +42,7 @@ _HINTS = {
     23: "Another instance holds that place; list them.",
     29: "The card is not in a state for this; its vGPUs must be gone.",
 }
+_LIBRARY = "libnvidia-ml.so.1"  # as pynvml asks for it
 QUIET = (NOT_SUPPORTED, NOT_FOUND, FUNCTION_NOT_FOUND)
 
 
@@ -117,6 +120,7 @@ class Nvml:
 def session(files: Files) -> Iterator[Nvml]:
     """NVML for the length of a block, or Absent."""
     files.doing = "opening NVML"
+    _need_library()
     try:
         import pynvml
     except ImportError as error:
@@ -131,6 +135,16 @@ def session(files: Files) -> Iterator[Nvml]:
         yield nvml
     finally:
         nvml.ask("nvmlShutdown")
+
+
+def _need_library() -> None:
+    """Most hosts without NVIDIA's driver are known by this: reading all of pynvml takes a slow one half a minute."""
+    if "pynvml" in sys.modules:
+        return
+    try:
+        ctypes.CDLL(_LIBRARY)
+    except OSError as error:
+        raise Absent("no_library", f"NVML Shared Library Not Found: {error}") from error
 
 
 @contextmanager

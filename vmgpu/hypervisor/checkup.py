@@ -131,6 +131,7 @@ def _seen(asked: _Asked, ref: HostRef, root: Path) -> LibvirtSeen:
         network=ref.network.name,
         network_active=network[0] if network else None,
         network_range=network[1] if network else "",
+        device_ids=ref.device_ids,
     )
 
 

@@ -491,3 +491,26 @@ def test_no_rubbish_in_the_right_place_makes_it_fail(data: st.DataObject) -> Non
     found = examine(told, HEALTHY_SEEN)
     assert all(each.id and each.seen and (each.cure or each.level is Level.ok) for each in found)
     assert len({each.id for each in found}) == len(found)
+
+
+def test_a_card_that_the_settings_name_is_looked_at() -> None:
+    """A maker that nobody knows is left alone, unless an admin says that its device is a card."""
+    display = function(SECOND, vendor="1234", device="1111", driver=None, **{"class": "0380"})
+    neighbour = function(
+        "0000:81:01.0", vendor="1af4", device="1000", group=0x81, driver="virtio-pci", **{"class": "0200"}
+    )
+    told = facts(function(), display, neighbour)
+    assert not [each for each in examine(told, HEALTHY_SEEN) if SECOND in each.id]
+    found = {each.id: each for each in examine(told, replace(HEALTHY_SEEN, device_ids=("1234:1111",)))}
+    assert found[f"card-driver:{SECOND}"].level is Level.ok
+    assert found[f"card-group:{SECOND}"].level is Level.broken and "0000:81:01.0" in found[f"card-group:{SECOND}"].seen
+
+
+def test_the_iommu_is_called_by_its_table() -> None:
+    """A virtual machine may have one maker's processor and the other's IOMMU."""
+    amd = {"model": "AMD EPYC", "vendor": "AuthenticAMD", "threads": 2, "flags_virt": False}
+    found = {each.id: each for each in examine(facts(cpu=amd), HEALTHY_SEEN)}
+    assert "Intel VT-d" in found["firmware-iommu"].means and "SVM" in found["firmware-virtualization"].cure
+    off = facts(cpu=amd, cmdline="quiet", iommu=iommu(groups=0))
+    found = {each.id: each for each in examine(off, HEALTHY_SEEN)}
+    assert "intel_iommu=on" in found["kernel-iommu"].cure

@@ -73,15 +73,20 @@ class Host:
 
     @property
     def iommu_name(self) -> str:
-        """What the firmware of this processor calls its IOMMU."""
-        vendor = f"{self.cpu_vendor} {self.cpu_model}".casefold()
-        if "intel" in vendor:
+        """What the firmware calls its IOMMU: by its table: a virtual machine may have the other maker's processor."""
+        if self.dmar or self.ivrs:
+            return "Intel VT-d" if self.dmar else "AMD-Vi (IOMMU)"
+        if "intel" in self._processor:
             return "Intel VT-d"
-        return "AMD-Vi (IOMMU)" if "amd" in vendor else "VT-d (Intel) or AMD-Vi (AMD)"
+        return "AMD-Vi (IOMMU)" if self.is_amd else "VT-d (Intel) or AMD-Vi (AMD)"
 
     @property
     def is_amd(self) -> bool:
-        return self.iommu_name.startswith("AMD") or bool(self.ivrs)
+        return bool(self.ivrs) or ("amd" in self._processor and "intel" not in self._processor)
+
+    @property
+    def _processor(self) -> str:
+        return f"{self.cpu_vendor} {self.cpu_model}".casefold()
 
     def module(self, name: str) -> Module:
         """A module by name; unknown where the helper did not say."""
@@ -225,11 +230,17 @@ class Facts:
     nvml: Nvml = field(default_factory=Nvml)
     fabric: Fabric = field(default_factory=Fabric)
     errors: tuple[str, ...] = ()
+    more: tuple[str, ...] = ()  # ids (`1234:1111`) of cards that the host's settings name
+
+    def is_card(self, function: Function) -> bool:
+        """Whether it is a whole card: one of the makers that we know, or one that the settings name."""
+        named = f"{function.vendor}:{function.device}" in self.more and not (function.physfn or function.is_bridge)
+        return function.is_card or named
 
     @cached_property
     def cards(self) -> tuple[Function, ...]:
         """All whole cards, by address."""
-        return tuple(each for _, each in sorted(self.functions.items()) if each.is_card)
+        return tuple(each for _, each in sorted(self.functions.items()) if self.is_card(each))
 
     @cached_property
     def switches(self) -> tuple[str, ...]:

@@ -63,6 +63,7 @@ class LibvirtSeen:
     network_active: bool | None = None
     network_range: str = ""
     images: tuple[str, ...] | None = None  # copies of images in our pool, by their files' names
+    device_ids: tuple[str, ...] = ()  # ids of cards on this host beside those of the makers that we know
 
 
 def ok(id: str, seen: str, means: str) -> Check:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from vmgpu.hypervisor.doctor.checks import cards, fabric, firmware, groups, kernel, memory, mig, software, vgpu
@@ -13,5 +14,5 @@ _THEMES = (firmware, kernel, groups, cards, vgpu, mig, fabric, memory, software)
 
 def examine(facts: Any, seen: LibvirtSeen) -> tuple[Check, ...]:
     """Look at a host through what its helper told (a mapping) and what libvirt says; unknown facts break nothing."""
-    told = read(facts)
+    told = replace(read(facts), more=seen.device_ids)
     return tuple(check for theme in _THEMES for check in theme.look(told, seen))

@@ -113,7 +113,7 @@ def _others(card: Function, facts: Facts) -> tuple[list[Function], list[Function
         for each in facts.group_of(card)
         if not each.beside(card) and each.physfn != card.address and each.address not in card.vfs
     ]
-    cards = [each for each in others if each.is_card]
+    cards = [each for each in others if facts.is_card(each)]
     foreign = [each for each in others if not any(each.beside(one) or each.physfn == one.address for one in cards)]
     return foreign, cards
 

@@ -43,7 +43,7 @@ def _switch_on(facts: Facts) -> str:
     host = facts.host
     if not host.x86:
         return "Switch on the SMMU (IOMMU) in the firmware; look at: journalctl -k | grep -i smmu."
-    if host.is_amd:
+    if host.is_amd and not host.dmar:
         # amd_iommu=on is no argument of the kernel: what is off was switched off, or is broken.
         return f"Look why AMD-Vi failed: journalctl -k | grep AMD-Vi. {host.platform.boot_with('iommu=pt')}"
     return host.platform.boot_with("intel_iommu=on iommu=pt")

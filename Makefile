@@ -13,6 +13,7 @@ help: ## Show this list
 
 setup: ## Install packages, .venv and the guest images; from caches the second time
 	@tools/setup.sh
+	@case " $(MAKECMDGOALS) " in *" setup "*) echo "setup: done. Next: make demo, or docs/quickstart.md" ;; esac
 
 test: setup lint ## Everything: lint, types, quick, PostgreSQL, browser, and guests on a libvirtd of the run's own
 	@$(ROOT) $(PY) -m vmgpu.lab.namespace -- .venv/bin/pytest $(PYTEST_FLAGS)

@@ -376,3 +376,33 @@ def test_hosts_name_a_few_of_the_vms_that_keep_them(vmgpu: Run, service: Service
     assert "Host full holds 7 VMs: held-1, held-2, held-3, held-4, held-5 … and 2 more" in said
     card = next(c for c in vmgpu("gpu", "list", "--json").json["items"] if c["host"] == "full")
     assert f"Card {card['name']} is emulated; it is given out already" in vmgpu("gpu", "offer", card["id"]).err
+
+
+def test_secrets_come_alone_on_standard_output_and_say_how_long_they_are_good(vmgpu: Run) -> None:
+    link = vmgpu("user", "link", "anna")
+    assert len(link.out.split()) == 1 and link.err == "good once, for 30 minutes\n"
+    token = vmgpu("token", "add", "--user", "anna")
+    assert len(token.out.split()) == 1 and token.err.startswith("shown once")
+    assert vmgpu("user", "link", "anna", "--json").err == ""
+
+
+def test_who_runs_no_service_is_not_told_of_its_environment(vmgpu: Run, service: Service) -> None:
+    ask = ("vm", "request", "--name", "m", "--count", "501", "--flavor", "small", "--image", "base")
+    assert "VMGPU_MAX_VMS_PER_REQUEST" in vmgpu(*ask).err
+    anna = vmgpu("token", "add", "--user", "anna").out.strip()
+    assert "hint: Send several requests.\n" in vmgpu(*ask, VMGPU_TOKEN=anna).err
+
+
+def test_a_model_of_which_nobody_has_said_what_1_fgpu_is(run: Run, tmp_path: Path) -> None:
+    with serving(factories.make_settings(tmp_path / "data")) as service:
+        here = {"VMGPU_URL": service.url, "VMGPU_TOKEN": factories.ADMIN_TOKEN}
+        host = factories.make_host(service.db, cards=("H100-80GB",))
+        factories.make_real_gpu(service.db, host)
+        units = run("gpu", "unit", **here).out.splitlines()
+        assert [line.split()[:4] for line in units[1:]] == [[m, "1", "(not", "set)"] for m in ("H100-80GB", "L40S")]
+        warned = "1 fGPU is a whole H100-80GB here, until you say otherwise: vmgpu gpu unit H100-80GB 0.5\n"
+        assert run("flavor", "add", "plain", **here).err == ""
+        assert run("flavor", "add", "one", "--fgpu", "1", **here).err == warned
+        run("gpu", "unit", "H100-80GB", "0.5", **here)
+        assert "(not set)" not in run("gpu", "unit", **here).out.splitlines()[1]
+        assert run("flavor", "add", "two", "--fgpu", "2", **here).err == ""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -31,6 +32,27 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def _at_a_terminal(folder: Path) -> str:
+    """What a start of the service writes to a terminal until it listens."""
+    ours, theirs = os.openpty()
+    process = subprocess.Popen([*VMGPU, "serve", "--bind", "127.0.0.1:0"], env=_environment(folder), stderr=theirs)
+    os.close(theirs)
+    seen = b""
+    with suppress(OSError):  # the terminal is gone when the process is
+        while b"listening on" not in seen and (more := os.read(ours, 4096)):
+            seen += more
+    process.kill()
+    process.wait()
+    os.close(ours)
+    return seen.decode()
+
+
+def test_the_first_start_tells_a_person_where_the_token_lies(tmp_path: Path) -> None:
+    first = _at_a_terminal(tmp_path)
+    assert f"token lies in {tmp_path}/admin-token" in first and "vmgpu host add" in first
+    assert "token" not in _at_a_terminal(tmp_path)
 
 
 class Served:

@@ -8,6 +8,7 @@ import click
 
 from vmgpu.cli import say
 from vmgpu.cli.desk import Desk, verb
+from vmgpu.cli.gpu import warn_where_unset
 
 
 @click.group()
@@ -28,6 +29,8 @@ def add(desk: Desk, name: str, **size: Any) -> None:
     """Define a size. One that no host here could ever hold is taken in with a warning."""
     made = desk.post("flavors", body={"name": name} | {k: v for k, v in size.items() if v is not None})
     desk.done(made, lambda: _show(made))
+    if made["fgpu"]:
+        warn_where_unset(desk, desk.items("gpus"))
 
 
 @verb(flavor, "list")

@@ -40,7 +40,7 @@ def unit(desk: Desk, model: str | None, share: str | None) -> None:
     """Set the share of a card that 1 fGPU is. Without arguments: list what it is."""
     if model is None:
         found = desk.items("gpu-units")
-        rows = [[u["model"], u["share"], _becomes(u)] for u in found]
+        rows = [[u["model"], u["share"] + ("" if u["is_set"] else " (not set)"), _becomes(u)] for u in found]
         desk.done({"items": found}, lambda: say.table(("model", "share", "1 fGPU is"), rows, empty="No cards yet."))
         return
     if share is None:
@@ -67,7 +67,9 @@ def clear(desk: Desk, card: str) -> None:
 )
 def offer(desk: Desk, card: str, mode: str) -> None:
     """Give a real card out."""
-    _after(desk, desk.post("gpus", _card(desk, card)["id"], "offer", body={"offered": True, "mode": mode}))
+    given = desk.post("gpus", _card(desk, card)["id"], "offer", body={"offered": True, "mode": mode})
+    _after(desk, given)
+    warn_where_unset(desk, [given])
 
 
 @verb(gpu, "withhold")
@@ -75,6 +77,18 @@ def offer(desk: Desk, card: str, mode: str) -> None:
 def withhold(desk: Desk, card: str) -> None:
     """Keep a real card for the host."""
     _after(desk, desk.post("gpus", _card(desk, card)["id"], "offer", body={"offered": False}))
+
+
+def warn_where_unset(desk: Desk, cards: list[dict[str, Any]]) -> None:
+    """Where shares are in use, say of each model among cards that can be cut that nobody has said what 1 fGPU is."""
+    models = {card["model"] for card in cards if card["mode"] not in (None, "passthrough")}
+    if desk.as_json or not models:
+        return
+    units = desk.items("gpu-units")
+    if not any(unit["is_set"] for unit in units) and not any(flavor["fgpu"] for flavor in desk.items("flavors")):
+        return
+    for model in sorted(models & {unit["model"] for unit in units if not unit["is_set"]}):
+        say.note(f"1 fGPU is a whole {model} here, until you say otherwise: vmgpu gpu unit {model} 0.5")
 
 
 def _after(desk: Desk, changed: dict[str, Any]) -> None:

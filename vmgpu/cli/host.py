@@ -12,6 +12,7 @@ import click
 
 from vmgpu.cli import say, watch
 from vmgpu.cli.desk import Desk, Refused, verb
+from vmgpu.cli.gpu import warn_where_unset
 
 # one word for the login shell, whichever that is; the script comes by standard input, so that sudo can ask for nothing
 _AS_ROOT = """sh -c 'if [ "$(id -u)" = 0 ]; then exec sh -s; else exec sudo -n sh -s; fi'"""
@@ -54,6 +55,7 @@ def add(
     }
     made = desk.post("hosts", body={k: v for k, v in body.items() if v is not None}, wait=wait)
     desk.done(made, lambda: _show(made))
+    warn_where_unset(desk, made["gpus"])
     _must_be_surveyed(made)
 
 

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vmgpu.cli import say
+from vmgpu.cli.desk import TOKEN_FILE
 from vmgpu.errors import SetupError, VmgpuError
 
 if TYPE_CHECKING:
@@ -44,11 +47,21 @@ def serve(at: str | None, no_worker: bool) -> None:
     logs.configure(settings)
     if settings.embedded and no_worker:
         raise SetupError("On SQLite one process does everything", hint="Leave --no-worker out, or use PostgreSQL.")
+    token = settings.data_dir / TOKEN_FILE
+    before = token.exists()
     with _alone(settings), _listen(settings.bind) as listening:
         if settings.port == 0:
             settings = settings.model_copy(update={"bind": f"{settings.host}:{listening.getsockname()[1]}"})
         with _database(settings, serving=True) as db:
+            if token.exists() and not before and sys.stderr.isatty():
+                _greet(token)
             _serve(db, settings, listening, with_worker=not no_worker)
+
+
+def _greet(token: Path) -> None:
+    """At the first start, to a person at a terminal: how to go on from here."""
+    say.note(f"The admin's token lies in {token}: commands with VMGPU_DATA_DIR={token.parent} find it there.")
+    say.note("Next, in a second terminal: vmgpu host add NAME URI; docs/quickstart.md goes on from there.")
 
 
 @click.command()

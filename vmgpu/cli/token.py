@@ -23,6 +23,8 @@ def add(desk: Desk, name: str, valid: str | None, user: str | None) -> None:
     """Make a token. It is printed this once."""
     made = desk.post("tokens", body={"name": name} | ({"valid": valid} if valid else {}), user=user)
     desk.done(made, lambda: click.echo(made["secret"]))
+    if not desk.as_json:
+        say.note("shown once: nobody can look it up later")
 
 
 @verb(token, "list")

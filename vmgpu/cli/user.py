@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -55,6 +56,9 @@ def link(desk: Desk, name: str) -> None:
     """A link that signs a person's browser in. It works once, within half an hour."""
     made = desk.post("users", name, "link")
     desk.done(made, lambda: click.echo(made["url"]))
+    if not desk.as_json:
+        left = datetime.fromisoformat(made["expires_at"]) - datetime.now(UTC)
+        say.note(f"good once, for {round(left.total_seconds() / 60)} minutes")
 
 
 def _show(found: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ def told_at_the_end(admin: Api, keyring: Keyring, folder: Path, token: Path, set
         "The story is told, and it goes on serving (Ctrl-C ends that; the VMs stay):",
         "",
         f"  page      {settings.base_url}/",
-        f"  sign in   {link.url}   (once, within half an hour)",
+        f"  sign in   {link.url}   (as {FIRST_ADMIN}; once, within half an hour)",
         f"  API       {url_of(settings)}/api/v1/openapi.json",
         f"  log       {folder / LOG}",
         "",

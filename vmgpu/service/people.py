@@ -65,7 +65,8 @@ def sign_in(db: Database, secret: str) -> tuple[Actor, str]:
         link = session.exec(select(Token).where(Token.digest == _digest(secret)).with_for_update()).first()
         if link is None or link.kind is not TokenKind.link or _over(link):
             raise Unauthenticated(
-                "This sign-in link was used already, or its time is over", hint="Make a new one: vmgpu user link NAME."
+                "This sign-in link was used already, or its time is over",
+                hint="Ask an admin for a new one (vmgpu user link NAME).",
             )
         user = session.get_one(User, link.user_id)
         session.delete(link)

@@ -281,10 +281,11 @@ class TokenOut(BaseModel):
 
 
 class UnitOut(BaseModel):
-    """What 1 fGPU is on one model, and what it becomes there."""
+    """What 1 fGPU is on one model, and what it becomes there. `is_set` false: nobody has said it, so it is a card."""
 
     model: str
     share: str
+    is_set: bool
     becomes: ShareOut | None
 
 

@@ -196,15 +196,17 @@ def flavor(session: Session, row: Flavor) -> FlavorOut:
 def units(session: Session) -> list[UnitOut]:
     """What 1 fGPU is, for every model that has cards or a setting."""
     known = {unit.model: unit.share for unit in session.exec(select(GpuUnit)).all()}
-    cards = {gpu.model: gpu for gpu in session.exec(select(Gpu).where(col(Gpu.mode).is_not(None))).all()}
+    # of a model's cards one that is given out, where there is one
+    cards = {gpu.model: gpu for gpu in sorted(session.exec(select(Gpu)).all(), key=lambda gpu: gpu.mode is not None)}
     one = Flavor(name="", vcpus=1, memory_mib=1, disk_gib=1, fgpu="1")
     answer = []
     for model in sorted({*known, *cards}):
         card = cards.get(model)
-        mode = str(card.mode) if card else "emulated"
+        mode = (card.mode or placement.Mode.passthrough.value) if card else placement.Mode.emulated.value
         shape = ledger.shape(model, mode, card.facts if card else {})
         share = known.get(model, "1")
-        answer.append(UnitOut(model=model, share=share, becomes=_becomes(one, model, mode, shape, Fraction(share))))
+        becomes = _becomes(one, model, mode, shape, Fraction(share))
+        answer.append(UnitOut(model=model, share=share, is_set=model in known, becomes=becomes))
     return answer
 
 

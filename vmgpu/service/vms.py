@@ -42,7 +42,7 @@ def request(db: Database, settings: Settings, actor: Actor, asked: VMRequest) ->
     if asked.count > settings.max_vms_per_request:
         raise TooLarge(
             f"{asked.count} VMs are more than one call takes ({settings.max_vms_per_request})",
-            hint="Send several requests, or raise VMGPU_MAX_VMS_PER_REQUEST.",
+            hint="Send several requests" + (", or raise VMGPU_MAX_VMS_PER_REQUEST." if actor.admin else "."),
             where="count",
         )
     lease = asked.lease or settings.lease

@@ -17,6 +17,7 @@ from defusedxml.ElementTree import fromstring
 
 from vmgpu.errors import HostRefused, HostUnreachable, VmgpuError
 from vmgpu.hypervisor import HostRef, Network, NetworkRef, accel, boot, networks
+from vmgpu.hypervisor.carvers import mdev
 from vmgpu.hypervisor.connection import maybe
 from vmgpu.hypervisor.doctor import Check, LibvirtSeen, examine, explain
 from vmgpu.hypervisor.doctor.findings import broken, warning
@@ -114,6 +115,7 @@ def _seen(asked: _Asked, ref: HostRef, root: Path) -> LibvirtSeen:
     choice = asked("accel", "whether guests run under KVM", _accel, connection, ref, root)
     total, free = asked("pool", "room for disks", _pool, connection, local, root) or (None, None)
     images = asked("images", "copies of images", _images, connection)
+    known = asked("parents", "parents of mediated devices", mdev.parents, connection) if ref.mdev_parents else None
     network = asked("network", "the guests' network", _network, connection, ref.network, local)
     return LibvirtSeen(
         remote=not local,
@@ -131,6 +133,7 @@ def _seen(asked: _Asked, ref: HostRef, root: Path) -> LibvirtSeen:
         network=ref.network.name,
         network_active=network[0] if network else None,
         network_range=network[1] if network else "",
+        mdev_parents={name: None if known is None else name in known for name in ref.mdev_parents},
         device_ids=ref.device_ids,
     )
 

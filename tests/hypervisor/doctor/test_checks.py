@@ -514,3 +514,19 @@ def test_the_iommu_is_called_by_its_table() -> None:
     off = facts(cpu=amd, cmdline="quiet", iommu=iommu(groups=0))
     found = {each.id: each for each in examine(off, HEALTHY_SEEN)}
     assert "intel_iommu=on" in found["kernel-iommu"].cure
+
+
+def test_parents_that_the_settings_name() -> None:
+    """A parent must be the kernel's, and one that libvirt takes for a parent."""
+    told = facts() | {"mdev_parents": [{"name": name, "address": None, "types": []} for name in ("mtty", "mbochs")]}
+    named = {"mtty": True, "mbochs": False, "gone": False, "unasked": None}
+    found = {each.id: each for each in examine(told, replace(HEALTHY_SEEN, mdev_parents=named))}
+    assert found["mdev-parent:mtty"].level is Level.ok
+    assert found["mdev-parent:mbochs"].level is Level.broken and "libvirt" in found["mdev-parent:mbochs"].seen
+    assert "Load its driver" in found["mdev-parent:gone"].cure
+    assert "mdev-parent:gone" in {each.id for each in examine(facts(), replace(HEALTHY_SEEN, mdev_parents=named))}
+
+
+def test_the_consoles_card_is_not_counted_among_those_that_can_go() -> None:
+    found = {each.id: each for each in examine(facts(function(), function(SECOND, boot_vga=True)), HEALTHY_SEEN)}
+    assert found["cards"].level is Level.warning and "1 of 2" in found["cards"].means

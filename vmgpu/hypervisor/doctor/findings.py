@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
 
@@ -63,6 +64,7 @@ class LibvirtSeen:
     network_active: bool | None = None
     network_range: str = ""
     images: tuple[str, ...] | None = None  # copies of images in our pool, by their files' names
+    mdev_parents: Mapping[str, bool | None] = field(default_factory=dict)  # named by the settings: known to libvirt?
     device_ids: tuple[str, ...] = ()  # ids of cards on this host beside those of the makers that we know
 
 

@@ -91,7 +91,7 @@ def _singly(facts: Facts) -> Iterator[Check]:
                 "'vga|3d|display'.",
             )
         return
-    usable = {card.group for card in cards if not _others(card, facts)[0]}
+    usable = {card.group for card in cards if not (_others(card, facts)[0] or card.boot_vga or card.dead)}
     seen = f"{_count(len(cards), 'card')} in {_count(len({card.group for card in cards}), 'IOMMU group')}"
     if len(usable) == len(facts.cards):
         yield ok("cards", seen, "Each can be handed out by itself.")

@@ -147,7 +147,9 @@ def _devices(facts: Facts, seen: LibvirtSeen) -> Iterator[Check]:
             "libvirt-hostdev",
             f"domains may take: {', '.join(seen.hostdevs) or 'nothing'}",
             "This libvirt or emulator hands out no PCI devices.",
-            "Load VFIO (modprobe vfio-pci), restart libvirt. " + facts.host.platform.install("qemu"),
+            "First what kernel-iommu says: libvirt hands out nothing where the kernel has no IOMMU groups."
+            if facts.host.groups == 0
+            else "Load VFIO (modprobe vfio-pci), restart libvirt. " + facts.host.platform.install("qemu"),
         )
     elif "mdev" in missing and facts.mdev_parents:
         yield broken(

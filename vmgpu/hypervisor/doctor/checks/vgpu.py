@@ -11,8 +11,10 @@ from vmgpu.hypervisor.doctor.findings import Check, LibvirtSeen, broken, ok, war
 _MAXWELL = ("13bd", "13f2", "13f3")  # M10, M60, M6
 
 
-def look(facts: Facts, _seen: LibvirtSeen) -> Iterator[Check]:
-    """NVML first, then each card that a driver cuts."""
+def look(facts: Facts, seen: LibvirtSeen) -> Iterator[Check]:
+    """Parents that the settings name; then NVML, then each card that a driver cuts."""
+    for name, known in seen.mdev_parents.items():
+        yield from _parent(name, facts, known=known)
     nvidia = [card for card in facts.cards if card.vendor == NVIDIA]
     for card in facts.cards:
         if card.vendor != NVIDIA and card.vfs_most:
@@ -28,6 +30,27 @@ def look(facts: Facts, _seen: LibvirtSeen) -> Iterator[Check]:
             for number, vgpu in enumerate(device.vgpus):
                 yield from _running(vgpu, f"{card.address}-{number}", facts)
         yield from _stolen(card, facts)
+
+
+def _parent(name: str, facts: Facts, *, known: bool | None) -> Iterator[Check]:
+    """A parent of mediated devices that is no PCI device."""
+    check, there = f"mdev-parent:{name}", name in facts.mdev_parents
+    if facts.told and not there:
+        yield broken(
+            check,
+            "the kernel has no such parent",
+            "No mediated device can be made on it.",
+            f"Load its driver; look: ls /sys/class/mdev_bus. Else take {name} out of the host's settings.",
+        )
+    elif known is False:
+        yield broken(
+            check,
+            "the kernel has it, libvirt does not know it",
+            "libvirt makes mediated devices on PCI devices, and on few other parents.",
+            f"Take {name} out of the host's settings: vmgpu host set HOST --mdev-parent with those to keep.",
+        )
+    elif known:
+        yield ok(check, "libvirt knows it", "Mediated devices can be made on it.")
 
 
 def _plain_functions(card: Function) -> Check:

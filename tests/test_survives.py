@@ -434,6 +434,34 @@ class TestAHost:
             db.execute("DELETE FROM counters WHERE what IN ('cut', 'freed')")
             db.execute("INSERT INTO counters VALUES ('cut', '', 2)")
 
+    def test_reboots_in_good_order(self, house: House) -> None:
+        """libvirt's service shuts guests down first, which looks as if they did so; one that was stopped stays so."""
+        hand = house.host(cards="2xA100-40GB")
+        for name in ("s1", "s2"):
+            house.request(name)
+            house.reaches(S.running, name)
+        vms.stop(house.db, house.me, "s2", StopRequest(slices=OnStop.keep))
+        house.reaches(S.stopped, "s2")
+        hand.guest_poweroff(house.vm("s1").id)
+        assert reason_of(house.reaches(S.stopped, "s1")) == ReasonCode.stopped_by_guest
+        hand.reboot_host()
+        back = house.reaches(S.running, "s1")
+        assert back.wanted is Wanted.running and hand.counts(back.id)["started"] == 2
+        assert ReasonCode.restarted_after_host in [code["code"] for e in house.events() if (code := e.reason)]
+        assert house.vm("s2").state is S.stopped
+
+    def test_a_guest_that_was_off_long_before_the_reboot_stays_off(self, house: House) -> None:
+        hand = house.host()
+        house.request()
+        house.reaches(S.running)
+        hand.guest_poweroff(house.vm().id)
+        stopped = house.reaches(S.stopped)
+        with house.db.write() as session:
+            session.get_one(VM, stopped.id).state_since -= timedelta(minutes=11)
+        hand.reboot_host()
+        house.until(lambda: house.row(Host, "h1").boot_id == hand.everything().boot_id)
+        assert house.vm().state is S.stopped and house.vm().wanted is Wanted.stopped
+
     def test_reboots_while_guests_boot(self, house: House) -> None:
         hand = house.host(boot=0.6)
         vm = house.request()

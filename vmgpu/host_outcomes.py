@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlmodel import Session, col, delete, select
@@ -14,7 +14,10 @@ from vmgpu.db import wake
 from vmgpu.errors import Reason, ReasonCode, reason
 from vmgpu.hypervisor import DomainSeen, GpuFacts, Held, HostFacts
 from vmgpu.machines import Findings, HostNews, doctor_due, facts_as, gone_by_hand, orphans
-from vmgpu.models import VM, CopyState, Event, Gpu, GpuState, Host, HostState, ImageCopy, Slice, VMState, now
+from vmgpu.models import VM, CopyState, Event, Gpu, GpuState, Host, HostState, ImageCopy, Slice, VMState, Wanted, now
+
+# libvirt's own service takes up to five minutes to shut guests down, one after another
+_GOING_DOWN = timedelta(minutes=10)
 
 
 def apply_host(session: Session, host: Host, news: HostNews, installation: str, sync_every: timedelta) -> None:
@@ -26,8 +29,11 @@ def apply_host(session: Session, host: Host, news: HostNews, installation: str, 
     if was_away or host.state is HostState.new or rebooted:
         kind = "host_back" if was_away else "host_rebooted" if rebooted else "host_ready"
         session.add(Event(host_id=host.id, kind=kind))
+    went = host.unreachable_since or now()
     host.state, host.reason, host.unreachable_since, host.boot_id = HostState.ready, None, None, news.boot_id
     rows = session.exec(select(VM).where(VM.host_id == host.id, VM.state != VMState.gone)).all()
+    if rebooted:
+        _start_again(session, rows, went)
     known = {vm.id for vm in session.exec(select(VM).where(VM.state != VMState.gone)).all()}
     left = orphans(news.domains, installation, known)
     host.orphans = [f"{each.name} ({each.id})" for each in left]
@@ -42,6 +48,21 @@ def apply_host(session: Session, host: Host, news: HostNews, installation: str, 
     if was_away:
         wake(session, ImageCopy, col(ImageCopy.host_id) == host.id, col(ImageCopy.state) == CopyState.wanted)
     _visited(host, sync_every)
+
+
+def _start_again(session: Session, rows: Iterable[VM], went: datetime) -> None:
+    """Want those VMs running that their host shut down on its way down: of a reboot in good order that comes first.
+
+    It looks as if their guests had done it; nobody's guest does so minutes before its host goes, or it may start again.
+    """
+    for vm in rows:
+        because = Reason.of(vm.reason)
+        off = vm.state in (VMState.stopping, VMState.stopped) and vm.wanted is Wanted.stopped
+        by_itself = because is not None and because.code is ReasonCode.stopped_by_guest
+        if off and by_itself and vm.state_since > went - _GOING_DOWN:
+            vm.wanted = Wanted.running
+            vm.reason = reason(ReasonCode.restarted_after_host, detail="its host's reboot").as_dict()
+            session.add(Event(vm_id=vm.id, host_id=vm.host_id, kind="started_again", reason=vm.reason))
 
 
 def examined(host: Host, findings: Findings | None) -> None:

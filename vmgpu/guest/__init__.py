@@ -88,8 +88,11 @@ class CheckFailed(Exception):
         self.reason = why
 
 
-def host_key_matches(door: Door, *, timeout: float = 20) -> bool:
-    """Whether whoever answers at the door holds the pinned host key; no login. NotYet when nobody answers."""
+def host_key_matches(door: Door, *, timeout: float = 60) -> bool:
+    """Whether whoever answers at the door holds the pinned host key; no login. NotYet when nobody answers.
+
+    An emulated guest of an emulated host takes half a minute for its keys.
+    """
     try:
         with _met(door, time.monotonic() + timeout):
             return True

@@ -45,7 +45,7 @@ http://b.invalid/tool/|trixie|main|/etc/apt/keyrings/b.gpg|amd64|Somebody
 http://c.invalid/debian/|sid|main|$(SIGNED_BY)|amd64|Debian
 """
     monkeypatch.setattr(guestimage, "run", lambda *_, **__: lines)
-    assert list(guestimage._own_sources(TRIXIE)) == [
+    assert list(guestimage.own_sources(TRIXIE)) == [
         "deb [signed-by=/usr/share/keyrings/k.gpg] http://a.invalid/debian/ trixie main",
         "deb http://a.invalid/debian-security/ trixie-security main",
     ]
@@ -54,7 +54,7 @@ http://c.invalid/debian/|sid|main|$(SIGNED_BY)|amd64|Debian
 def test_a_proxy_of_the_machine_is_used_for_the_guests_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     said = 'Acquire "";\nAcquire::http::Proxy "http://p.invalid:3142";\nAcquire::https::Proxy "";\nDpkg::Options "x";\n'
     monkeypatch.setattr(guestimage, "run", lambda *_, **__: said)
-    assert guestimage._apt_network_options() == ['Acquire::http::Proxy "http://p.invalid:3142";']
+    assert guestimage.apt_network_options() == ['Acquire::http::Proxy "http://p.invalid:3142";']
 
 
 def test_modules_come_after_what_they_need_whatever_they_are_packed_with(tmp_path: Path) -> None:

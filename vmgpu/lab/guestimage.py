@@ -70,17 +70,12 @@ def _build(image: Path, progress: Progress) -> None:
 
 
 def _bootstrap(tree: Path, distribution: Distribution, early: Path) -> None:
-    sources = list(_own_sources(distribution))
-    if not sources:
-        raise SetupError(
-            f"apt names no source of {distribution.id} {distribution.codename} on this machine",
-            hint="Check /etc/apt/sources.list and run: apt-get update",
-        )
-    _write(early, recipe.EARLY_FILES)
-    _write(early, recipe.EARLY_PROGRAMS, mode=0o755)
+    sources = sources_of(distribution)
+    write_files(early, recipe.EARLY_FILES)
+    write_files(early, recipe.EARLY_PROGRAMS, mode=0o755)
     options = [f"--dpkgopt=path-exclude={path}" for path in recipe.LEFT_OUT]
     options += [f"--dpkgopt=path-include={path}" for path in recipe.KEPT]
-    options += [f"--aptopt={line}" for line in _apt_network_options()]
+    options += [f"--aptopt={line}" for line in apt_network_options()]
     # The essential packages are there, the kernel is not yet: its initramfs must see these files.
     options += [f"--essential-hook=sync-in {early} /"]
     packages = ",".join((*recipe.PACKAGES, distribution.kernel))
@@ -93,7 +88,18 @@ def _bootstrap(tree: Path, distribution: Distribution, early: Path) -> None:
     )  # fmt: skip
 
 
-def _own_sources(distribution: Distribution) -> Iterator[str]:
+def sources_of(distribution: Distribution) -> list[str]:
+    """This machine's apt sources of its distribution; SetupError where apt names none."""
+    sources = list(own_sources(distribution))
+    if not sources:
+        raise SetupError(
+            f"apt names no source of {distribution.id} {distribution.codename} on this machine",
+            hint="Check /etc/apt/sources.list and run: apt-get update",
+        )
+    return sources
+
+
+def own_sources(distribution: Distribution) -> Iterator[str]:
     """This machine's apt sources of the distribution itself, one line each; other people's archives stay out."""
     fields = "$(REPO_URI)|$(RELEASE)|$(COMPONENT)|$(SIGNED_BY)|$(ARCHITECTURE)|$(ORIGIN)"
     said = run(["apt-get", "indextargets", "--format", fields, "Created-By: Packages"], doing="Asking apt")
@@ -107,7 +113,7 @@ def _own_sources(distribution: Distribution) -> Iterator[str]:
             yield f"deb {option}{uri} {release} {component}"
 
 
-def _apt_network_options() -> list[str]:
+def apt_network_options() -> list[str]:
     """How this machine's apt reaches its archive: a proxy, and whether an old snapshot is welcome."""
     wanted = ("Acquire::http::", "Acquire::https::", "Acquire::Check-")
     said = run(["apt-config", "dump"], doing="Asking apt")
@@ -118,15 +124,15 @@ def _finish(tree: Path) -> None:
     for pattern in recipe.REMOVED:
         for path in tree.glob(pattern):
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    _write(tree, recipe.FILES)
-    _write(tree, recipe.PROGRAMS, mode=0o755)
+    write_files(tree, recipe.FILES)
+    write_files(tree, recipe.PROGRAMS, mode=0o755)
     system = tree / "etc/systemd/system"
     for generator in recipe.MASKED_GENERATORS:
-        _link(tree / "etc/systemd/system-generators" / generator, "/dev/null")
+        link(tree / "etc/systemd/system-generators" / generator, "/dev/null")
     for unit in recipe.MASKED:
-        _link(system / unit, "/dev/null")
+        link(system / unit, "/dev/null")
     for unit in recipe.ENABLED:
-        _link(system / "multi-user.target.wants" / unit, f"/lib/systemd/system/{unit}")
+        link(system / "multi-user.target.wants" / unit, f"/lib/systemd/system/{unit}")
     _start_later(tree, recipe.RESOLVER)
 
 
@@ -136,9 +142,9 @@ def _start_later(tree: Path, unit: str) -> None:
     text = (tree / "lib/systemd/system" / unit).read_text()
     text = re.sub(r"(?m)^(Before|WantedBy|DefaultDependencies)=.*\n", "", text)
     text = text.replace("[Unit]\n", "[Unit]\nAfter=ssh.service\nBefore=cloud-config.service\n", 1)
-    _write(tree, {f"etc/systemd/system/{unit}": text})
+    write_files(tree, {f"etc/systemd/system/{unit}": text})
     (system / "sysinit.target.wants" / unit).unlink(missing_ok=True)
-    _link(system / "multi-user.target.wants" / unit, f"../{unit}")
+    link(system / "multi-user.target.wants" / unit, f"../{unit}")
 
 
 def _take_kernel(tree: Path, folder: Path) -> None:
@@ -149,7 +155,8 @@ def _take_kernel(tree: Path, folder: Path) -> None:
     shutil.copytree(release, folder / "modules", ignore=shutil.ignore_patterns("build", "source"))
 
 
-def _write(tree: Path, files: dict[str, str], *, mode: int = 0o644) -> None:
+def write_files(tree: Path, files: dict[str, str], *, mode: int = 0o644) -> None:
+    """Write each text at its place below `tree`."""
     for name, text in files.items():
         path = tree / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -158,7 +165,8 @@ def _write(tree: Path, files: dict[str, str], *, mode: int = 0o644) -> None:
         path.chmod(mode)
 
 
-def _link(path: Path, target: str) -> None:
+def link(path: Path, target: str) -> None:
+    """Make `path` a symbolic link, in place of what is there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     path.symlink_to(target)

@@ -16,7 +16,7 @@ from vmgpu.lab.guestimage import ensure_guest_kernel
 from vmgpu.lab.programs import need_programs, run, run_bytes
 
 _MODULES = ("virtio_pci", "virtio_blk", "virtio_net", "virtio_rng", "isofs", "button", "evdev")
-_BINARIES = ("dropbear", "dropbearconvert")
+_BINARIES = ("dropbear", "dropbearconvert", "lspci")
 _UNPACK = {".xz": "xz", ".zst": "zstd", ".gz": "gzip"}
 
 _GRUB_CFG = """\

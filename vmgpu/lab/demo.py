@@ -39,7 +39,7 @@ def main(*, once: bool, gpu: str | None, stage: Stage | None = None) -> int:
     """
     screen = Screen()
     try:
-        with _signals_as_ctrl_c():
+        with signals_as_ctrl_c():
             settings = _settings(once=once)
             return Demo(screen, settings, once=once, gpu=gpu, stage=stage).run()
     except VmgpuError as bad:
@@ -275,7 +275,7 @@ def _end_a_lost_one(state: Path) -> None:
 
 
 @contextmanager
-def _signals_as_ctrl_c() -> Iterator[None]:
+def signals_as_ctrl_c() -> Iterator[None]:
     """A closed terminal and a service manager are heard like Ctrl-C: there is something to tidy up."""
 
     def heard(number: int, frame: FrameType | None) -> None:

@@ -26,6 +26,7 @@ from vmgpu.lab.programs import need_root, run
 # Not /tmp: on Debian 13 that is memory, and guests' disks lie here.
 _BASE = Path("/var/tmp")  # noqa: S108  the name below it is made by mkdtemp
 _PREFIX = "vmgpu-lab-"
+INSIDE = "VMGPU_TEST_LIBVIRT_STATE"  # what the command's environment has, and no other's
 _NEW_MOUNTS, _NEW_PROCESSES, _NEW_NETWORK = 0x00020000, 0x20000000, 0x40000000
 _PR_SET_PDEATHSIG = 1
 
@@ -83,7 +84,7 @@ def _process_one(state: Path, command: Sequence[str], parent: int) -> int:
     run(["mount", "--make-rprivate", "/"], doing="Separating the mounts")
     run(["mount", "-t", "proc", "proc", "/proc"], doing="Showing this namespace's processes")
     libvirtd.start_private(state)
-    environment = os.environ | {"VMGPU_TEST_LIBVIRT": libvirtd.URI, "VMGPU_TEST_LIBVIRT_STATE": str(state)}
+    environment = os.environ | {"VMGPU_TEST_LIBVIRT": libvirtd.URI, INSIDE: str(state)}
     try:
         running = subprocess.Popen(command, env=environment)
     except OSError as error:

@@ -147,9 +147,11 @@ def test_a_waiting_vm_starts_by_itself_when_another_is_released(service: Service
         expect(_vm(page, name)).to_have_attribute("data-state", "running", timeout=SOON)
         expect(page.locator("#fleet .slice").filter(has_text=name)).to_contain_text("3g.20gb")
     waiting = page.locator("#queue").locator("[data-vm=s3]")
-    expect(waiting).to_contain_text("pending")
+    expect(waiting).to_have_attribute("data-state", "pending")
     expect(waiting).to_contain_text("position 1")
-    expect(waiting).to_contain_text(re.compile(r"Both places for 3g\.20gb .* are taken; it starts by itself"))
+    expect(page.locator("#queue")).to_contain_text(
+        re.compile(r"Both places for 3g\.20gb .* are taken; it starts by itself")
+    )
     expect(page.locator("#fleet")).to_contain_text("simulated")
     expect(page.locator("#fleet")).to_contain_text("0 of 8 cells free")
     page.screenshot(path=tmp_path / "two-run-one-waits.png", full_page=True)
@@ -181,6 +183,28 @@ def test_news_leave_dialogs_details_and_focus_alone(service: Service, page: Page
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_be_hidden()
     expect(page.get_by_role("link", name="Extend s2")).to_be_focused()
+
+
+def test_a_long_list_is_narrowed_while_one_types(service: Service, page: Page) -> None:
+    service.sign_in(page, "anna")
+    field = page.get_by_label("Find VMs by name or owner")
+    expect(page.locator("#vms")).to_contain_text("There are no VMs yet")
+    expect(field).to_be_hidden()  # there is nothing to look through
+    _request(service, "lab-{n}", 6)
+    _request(service, "exam-{n}", 6)
+    waiting = page.locator("#queue [data-vm]")
+    expect(waiting).to_have_count(10, timeout=SOON)
+    field.press_sequentially("exam-3")
+    expect(waiting).to_have_count(1)
+    expect(field).to_be_focused()
+    expect(page.locator("#queue-title")).to_have_text("Queue 1 of 10")
+    expect(page.locator("#news")).not_to_contain_text("is gone")
+    service.ask("POST", "/vms/anna/exam-4/release")  # news come, and leave what is looked for as it is
+    expect(page.locator("#queue-title")).to_have_text("Queue 1 of 9", timeout=SOON)
+    expect(field).to_have_value("exam-3")
+    expect(field).to_be_focused()
+    field.fill("")
+    expect(waiting).to_have_count(9)
 
 
 def test_what_is_refused_is_said_in_the_dialog(service: Service, page: Page) -> None:
@@ -244,6 +268,7 @@ def test_it_works_without_scripts(service: Service, browser: Browser) -> None:
     page.get_by_role("button", name="Request").click()
     expect(page).to_have_url(f"{service.url}/")
     expect(_vm(page, "plain")).to_be_visible()
+    _vm(page, "plain").locator("summary").click()  # while it waits, all but its line is folded away
     page.get_by_role("link", name="Release plain").click()
     page.get_by_role("button", name="Release").click()
     expect(page).to_have_url(f"{service.url}/")

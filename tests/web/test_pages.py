@@ -177,7 +177,7 @@ def test_another_persons_vm_has_no_name_anywhere(browse: Browse, db: Database) -
     assert "bobs" not in text
     assert secret.id not in text
     assert "in use" in text
-    assert "position 2" in text
+    assert "position </span>2<" in text
     assert "1 VM of another person waits as well" in text
     assert client.get(f"/vms/{secret.id}/stop").status_code == 404
     assert client.post(f"/vms/{secret.id}/release").status_code == 404
@@ -387,19 +387,85 @@ def test_a_person_sees_what_became_of_a_snapshot(browse: Browse, db: Database) -
     assert "secret" not in text
 
 
-def test_those_that_are_not_drawn_are_counted_and_named_on_their_card(
+def test_a_full_house_is_counted_whole_and_drawn_from_its_head(
     browse: Browse, db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vmgpu.api.picture.MOST", 1)
-    anna = make_user(db)
+    monkeypatch.setattr("vmgpu.api.picture.MOST", 2)
+    monkeypatch.setattr("vmgpu.api.picture.LINES", 4)
+    anna, bob = make_user(db, "anna"), make_user(db, "bob")
     make_image(db)
     host = make_host(db)
-    for name in ("first", "last"):
-        make_vm(db, anna, name, host=host, profile="3g.20gb")
-    text = browse(anna).get("/now").text
-    assert "1 more is not drawn here" in text
-    assert 'data-vm="first"' not in text
-    assert "held by first" in text
+    ran = [make_vm(db, anna, f"r{number}", host=host, profile="1g.10gb") for number in range(3)]
+    for number in range(6):
+        make_vm(db, bob, f"w{number}")
+    text = browse(admin(db)).get("/now").text
+    assert re.findall(r"<dt>(Running|Waiting)</dt><dd>(\d+)</dd>", text) == [("Running", "3"), ("Waiting", "6")]
+    placed, queue = _section(text, "vms"), _section(text, "queue")
+    assert text.index('id="vms"') < text.index('id="queue"')
+    # each section says at its top what it leaves out
+    assert "1 more is not drawn" in placed.partition("<ul")[0]
+    assert "2 more are not drawn" in queue.partition("<ol")[0]
+    assert _drawn(placed) == ["anna/r0", "anna/r1"]
+    assert placed.count(">Release<") == 2
+    assert _drawn(queue) == [f"bob/w{number}" for number in range(4)]
+    assert re.findall(r"position </span>(\d+)<", queue) == ["1", "2", "3", "4"]
+    # a place on a card is its VM's, whether that is drawn or not; what leads nowhere is no link
+    fleet = _section(text, "fleet")
+    assert len(re.findall(r'class="slice span-2 tint-\d"', fleet)) == 3
+    assert "others" not in fleet
+    assert re.findall(r'href="#vm-([^"]+)"', fleet) == [ran[1].id, ran[0].id]
+    assert "held by anna/r2" in fleet
+
+
+def test_those_who_wait_for_one_reason_read_it_once(browse: Browse, db: Database) -> None:
+    anna = make_user(db)
+    make_image(db)
+    full = reason(ReasonCode.no_slice_free, places=2, profile="3g.20gb", cards=1).as_dict()
+    small = reason(ReasonCode.no_host_cpu, needed=9, free=1).as_dict()
+    for name, why in (("a", full), ("b", small), ("c", full), ("d", full)):
+        make_vm(db, anna, name, reason=why)
+    queue = _section(browse(anna).get("/now").text, "queue")
+    assert queue.count("Both places for 3g.20gb") == queue.count("9 vCPUs are asked for") == 1
+    assert _drawn(queue) == ["a", "c", "d", "b"]
+    assert re.findall(r"position </span>(\d+)<", queue) == ["1", "3", "4", "2"]
+
+
+def test_vms_are_found_by_a_part_of_their_name_or_of_their_owners(browse: Browse, db: Database) -> None:
+    anna, bob = make_user(db, "anna"), make_user(db, "bob")
+    make_image(db)
+    host = make_host(db)
+    make_vm(db, anna, "lab-1", host=host)
+    make_vm(db, bob, "lab-2", host=host)
+    for name in ("exam-1", "exam-2"):
+        make_vm(db, bob, name)
+    client = browse(admin(db))
+    text = client.get("/now?find=Bob").text
+    assert _drawn(text) == ["bob/lab-2", "bob/exam-1", "bob/exam-2"]
+    assert '<span class="count">1 of 2</span>' in _section(text, "vms")
+    assert '<span class="count">2</span>' in _section(text, "queue")
+    assert re.findall(r"<dt>(Running|Waiting)</dt><dd>(\d+)</dd>", text) == [("Running", "2"), ("Waiting", "2")]
+    assert _drawn(client.get("/now?find=lab-").text) == ["anna/lab-1", "bob/lab-2"]
+    assert _drawn(client.get("/now?find=b/exam-2").text) == ["bob/exam-2"]
+    whole = client.get("/?find=%25").text  # no pattern: it is looked for as it stands
+    assert _drawn(whole) == []
+    assert whole.count("None of them is called “%”") == 2
+    assert 'value="%"' in whole  # without scripts the page comes back with what was asked
+    assert _drawn(browse(anna).get("/now?find=lab").text) == ["lab-1"]
+
+
+def test_a_vm_tells_its_members_how_to_enter_and_others_who_can(browse: Browse, db: Database) -> None:
+    anna, bob = make_user(db, "anna"), make_user(db, "bob")
+    make_image(db)
+    make_vm(db, anna, "s1", host=make_host(db), members=[bob], address="192.0.2.7")
+    for who, command in ((anna, "vmgpu vm ssh s1"), (bob, "vmgpu vm ssh anna/s1")):
+        text = browse(who).get("/now").text
+        assert f'data-copy="{command}"' in text.partition("<details")[0]
+        assert "Opens with" not in text
+        details = text.partition("<details")[2]
+        assert re.search(rf'data-copy="ssh -o HostKeyAlias=\S+ {who.name}@192\.0\.2\.7"', details)
+    text = browse(admin(db)).get("/now").text
+    assert "Opens with keys of: anna, bob" in text
+    assert "vmgpu vm ssh" not in text
 
 
 def test_keys_are_pasted(browse: Browse, db: Database) -> None:
@@ -455,3 +521,11 @@ def _steps(way: list[tuple[str, float | None]]) -> Iterator[tuple[str, str, floa
 
 def _flavors(form: str) -> list[tuple[str, str]]:
     return re.findall(r'name="flavor" value="([^"]+)" required ?(checked|disabled|)>', form)
+
+
+def _section(text: str, name: str) -> str:
+    return text.partition(f'<section id="{name}"')[2].partition('<section id="')[0]
+
+
+def _drawn(text: str) -> list[str]:
+    return re.findall(r'data-vm="([^"]+)"', text)

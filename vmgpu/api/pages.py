@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from fastapi import APIRouter, Depends, Form, Request
+from fastapi import APIRouter, Depends, Form, Query, Request
 from pydantic import ValidationError
 from sqlmodel import Session, col, func, select
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -50,6 +50,9 @@ _SAFE = {
 }
 
 
+Find = Annotated[str, Query(max_length=200)]  # a part of OWNER/NAME
+
+
 class Verb(StrEnum):
     """What the buttons of a VM ask for."""
 
@@ -75,15 +78,15 @@ _pressed = [Depends(_from_our_page)]
 
 
 @router.get("/")
-def home(request: Request, db: Db, me: Me) -> Response:
+def home(request: Request, db: Db, me: Me, find: Find = "") -> Response:
     """The one page."""
-    return _page(request, "home.html", me=me, **_now(db, me))
+    return _page(request, "home.html", me=me, **_now(db, me, find))
 
 
 @router.get("/now")
-def fragment(request: Request, db: Db, me: Me) -> Response:
-    """What changes on the page: the browser asks for it after news."""
-    return _page(request, "now.html", me=me, **_now(db, me))
+def fragment(request: Request, db: Db, me: Me, find: Find = "") -> Response:
+    """What changes on the page: the browser asks for it after news, and when another name is looked for."""
+    return _page(request, "now.html", me=me, **_now(db, me, find))
 
 
 @router.get("/signin")
@@ -209,11 +212,11 @@ def error_page(request: Request, status: int, error: Mapping[str, Any]) -> Respo
     return _page(request, "error.html", status=status, error=error)
 
 
-def _now(db: Database, me: Actor) -> dict[str, Any]:
+def _now(db: Database, me: Actor, find: str) -> dict[str, Any]:
     own = select(Image).where(Image.owner_id == me.id, Image.state != ImageState.deleting).order_by(col(Image.name))
     with db.read() as session:
         return {
-            "picture": picture(session, me, now()),
+            "picture": picture(session, me, now(), find),
             "flavors": session.exec(select(func.count()).select_from(Flavor)).one(),
             "images": session.exec(select(func.count()).select_from(Image).where(visible_images(me))).one(),
             "own": show.images(session, session.exec(own).all(), to=me),

@@ -3,71 +3,30 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from sqlalchemy import ColumnElement, and_, not_
 from sqlmodel import Session, col, func, select
 
+from vmgpu.api.fleet import HostPicture, cells, fleet, label, tint
 from vmgpu.errors import Conflict
-from vmgpu.models import VM, Event, Host, HostState, User, VMState, Wanted
+from vmgpu.models import VM, Event, User, VMState, Wanted
 from vmgpu.service import reach, show
 from vmgpu.service.access import Actor, visible_vms
-from vmgpu.service.shapes import GpuOut, HostOut, OtherOut, SliceOut, VMOut
+from vmgpu.service.shapes import Said, SliceOut, VMOut
 from vmgpu.units import say_mib, say_span, say_time
 
 PHASES = ("pending", "carving", "building", "booting", "checking", "running")
-TINTS = 6
-MOST = 100  # VMs drawn at once; the command line lists all
+MOST = 100  # VMs drawn at once, beside
+LINES = 50  # of the queue; more are found by name, and the command line lists all
 
 _PROVED = {
     "seen": "seen in the guest by PCI id and address ranges",
     "works": "works in the guest: nvidia-smi answers",
     "emulated": "seen in the guest",
 }
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A run of cells of a card: free, a VM of this person, or somebody's."""
-
-    cells: int
-    profile: str = ""
-    vm: str = ""
-    vm_id: str = ""
-    tint: int = 0
-    title: str = "free"
-
-
-@dataclass(frozen=True)
-class CardPicture:
-    """A card and its cells from left to right."""
-
-    gpu: GpuOut
-    pieces: tuple[Piece, ...]
-    free: int
-    memory: str
-
-
-@dataclass(frozen=True)
-class DoctorPicture:
-    """What the doctor found at a host when he was asked last: how that reads in short, and what is not well."""
-
-    says: str
-    level: str
-    at: str
-    items: tuple[Mapping[str, str], ...]
-
-
-@dataclass(frozen=True)
-class HostPicture:
-    """A host: cards that are given out, and those that are left alone. `doctor`: for admins, once one was asked."""
-
-    host: HostOut
-    cards: tuple[CardPicture, ...]
-    alone: tuple[GpuOut, ...]
-    room: str  # what is free, in words
-    doctor: DoctorPicture | None = None
 
 
 @dataclass(frozen=True)
@@ -82,77 +41,105 @@ class Phase:
 
 @dataclass(frozen=True)
 class VMPicture:
-    """A VM with its way so far, what may be done with it, and how to get in."""
+    """A VM with its way so far, what may be done with it, and how to get in.
+
+    `command`: for its members alone, whose keys it has; others see in `lets_in` whom it has keys of.
+    """
 
     vm: VMOut
     label: str
-    tint: int  # joins it to its place on the card, for the eye
+    tint: int
     phases: tuple[Phase, ...]
     ready_in: str
     verbs: tuple[str, ...]
     ssh: str
+    command: str
+    lets_in: str
     lease: str
     lease_at: str
     size: str
     proved: str
+    waits: str
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Those of the queue that wait for one and the same reason, first to be served first."""
+
+    reason: Said | None
+    vms: tuple[VMPicture, ...]
 
 
 @dataclass(frozen=True)
 class Picture:
-    """All that the page shows of one moment."""
+    """All that the page shows of one moment. Counts are of all that this person sees, drawn or not.
+
+    `find`: what was asked for; `found_vms`, `found_queue`: how many are of it, all where nothing was asked for.
+    """
 
     at: datetime
     hosts: tuple[HostPicture, ...]
     vms: tuple[VMPicture, ...]
-    queue: tuple[VMPicture, ...]
+    queue: tuple[Waiting, ...]
     running: int
+    placed: int
+    waiting: int
+    find: str
+    found_vms: int
+    found_queue: int
+    left_out_vms: int
+    left_out_queue: int
     cells: int
     cells_free: int
     others_waiting: int
-    left_out: int
 
 
-def picture(session: Session, actor: Actor, at: datetime) -> Picture:
-    """The fleet, the VMs and the queue as this person may see them now."""
+def picture(session: Session, actor: Actor, at: datetime, find: str = "") -> Picture:
+    """The fleet, the VMs and the queue as this person may see them now; `find`: VMs alone with this in OWNER/NAME."""
+    find = find.strip().lower()
+    waits = and_(col(VM.state) == VMState.pending, col(VM.wanted) == Wanted.running)
     seen = (VM.state != VMState.gone, visible_vms(actor))
-    in_all = session.exec(select(func.count()).select_from(VM).where(*seen)).one()
-    drawn = session.exec(select(VM).where(*seen).order_by(col(VM.ticket).desc()).limit(MOST)).all()[::-1]
-    rows = session.exec(select(Host).order_by(col(Host.name))).all()
+    of_it = (*seen, _called(find)) if find else seen
+    rows = [
+        *session.exec(select(VM).where(*of_it, not_(waits)).order_by(col(VM.ticket)).limit(MOST)).all(),
+        *session.exec(select(VM).where(*of_it, waits).order_by(col(VM.ticket)).limit(LINES)).all(),
+    ]
     # held here, so that the way into each VM finds them in the session and asks for none again
-    owners = session.exec(select(User).where(col(User.id).in_({row.owner_id for row in drawn}))).all()
-    took = _seconds(session, drawn)
-    tints = {row.id: row.ticket % TINTS for row in drawn}  # of one request, no two neighbours are alike
+    owners = session.exec(select(User).where(col(User.id).in_({row.owner_id for row in rows}))).all()
+    took = _seconds(session, rows)
+    tints = {row.id: tint(row.ticket) for row in rows}
     drawings = [
         _vm(vm, actor, at, ssh=_ssh(session, actor, vm), took=took.get(vm.id, {}), tint=tints[vm.id])
-        for vm in show.vms(session, drawn, to=actor)
+        for vm in show.vms(session, rows, to=actor)
     ]
-    mine = {(cut.gpu, cut.start): one for one in drawings for cut in one.vm.slices}
     del owners
-    fleet = tuple(
-        _host(host, mine, _doctor(row) if actor.admin else None)
-        for host, row in zip(show.hosts(session, rows, to=actor), rows, strict=True)
-    )
-    open_cards = [card for host in fleet for card in host.cards if _open(host.host, card.gpu)]
-    queue = sorted((one for one in drawings if one.vm.position), key=lambda one: one.vm.position or 0)
-    running = select(func.count()).select_from(VM).where(VM.state == VMState.running, visible_vms(actor))
-    waiting = select(func.count()).select_from(VM).where(VM.state == VMState.pending, VM.wanted == Wanted.running)
-    unseen = session.exec(waiting).one() - session.exec(waiting.where(visible_vms(actor))).one()
+    hosts = fleet(session, actor, tints)
+    placed, queue = [one for one in drawings if not one.vm.position], [one for one in drawings if one.vm.position]
+    waiting, found_queue = _count(session, *seen, waits), _count(session, *of_it, waits)
+    found_vms = _count(session, *of_it) - found_queue
+    in_all, free = cells(hosts)
     return Picture(
         at=at,
-        hosts=fleet,
-        vms=tuple(one for one in drawings if not one.vm.position),
-        queue=tuple(queue),
-        running=session.exec(running).one(),
-        cells=sum(card.gpu.cells for card in open_cards),
-        cells_free=sum(card.free for card in open_cards),
-        others_waiting=unseen,
-        left_out=in_all - len(drawn),
+        hosts=hosts,
+        vms=tuple(placed),
+        queue=_grouped(queue),
+        running=_count(session, VM.state == VMState.running, visible_vms(actor)),
+        placed=_count(session, *seen) - waiting,
+        waiting=waiting,
+        find=find,
+        found_vms=found_vms,
+        found_queue=found_queue,
+        left_out_vms=max(0, found_vms - len(placed)),
+        left_out_queue=max(0, found_queue - len(queue)),
+        cells=in_all,
+        cells_free=free,
+        others_waiting=_count(session, waits) - waiting,
     )
 
 
 def one_vm(session: Session, actor: Actor, row: VM, at: datetime) -> VMPicture:
     """One VM, for a dialog about it."""
-    return _vm(show.vm(session, row, to=actor), actor, at, ssh="", took={}, tint=row.ticket % TINTS)
+    return _vm(show.vm(session, row, to=actor), actor, at, ssh="", took={}, tint=tint(row.ticket))
 
 
 def verbs(vm: VMOut, actor: Actor) -> tuple[str, ...]:
@@ -172,20 +159,41 @@ def verbs(vm: VMOut, actor: Actor) -> tuple[str, ...]:
     return (*may, "release") if owns else tuple(may)
 
 
+def _called(find: str) -> ColumnElement[bool]:
+    named = func.lower(col(User.name) + "/" + col(VM.name)).contains(find, autoescape=True)
+    return col(VM.id).in_(select(VM.id).join(User, col(User.id) == VM.owner_id).where(named))
+
+
+def _count(session: Session, *those: ColumnElement[bool] | bool) -> int:
+    return session.exec(select(func.count()).select_from(VM).where(*those)).one()
+
+
+def _grouped(queue: Iterable[VMPicture]) -> tuple[Waiting, ...]:
+    """By reason, each group where its first one stands."""
+    groups: dict[str, list[VMPicture]] = defaultdict(list)
+    for one in queue:
+        groups[one.vm.reason.sentence if one.vm.reason else ""].append(one)
+    return tuple(Waiting(ones[0].vm.reason, tuple(ones)) for ones in groups.values())
+
+
 def _vm(vm: VMOut, actor: Actor, at: datetime, *, ssh: str, took: dict[str, float], tint: int) -> VMPicture:
     lease, lease_at = _lease(vm, at)
+    called, member = label(vm.owner, vm.name, actor), actor.name in vm.members
     return VMPicture(
         vm=vm,
-        label=vm.name if vm.owner == actor.name else f"{vm.owner}/{vm.name}",
+        label=called,
         tint=tint,
         phases=_phases(vm, took, at),
         ready_in=say_span(timedelta(seconds=sum(took.values()))) if vm.state == "running" and took else "",
         verbs=verbs(vm, actor),
         ssh=ssh,
+        command=f"vmgpu vm ssh {called}" if ssh and member else "",
+        lets_in="" if member or not ssh else ", ".join(vm.members),
         lease=lease,
         lease_at=lease_at,
         size=_size(vm),
         proved=_proved(vm),
+        waits=_brief((at - vm.since).total_seconds()),
     )
 
 
@@ -242,70 +250,6 @@ def _proved(vm: VMOut) -> str:
         return "Simulated card: no guest was asked"
     kind = "Emulated card" if any(cut.emulated for cut in vm.slices) else "Card"
     return f"{kind} {_PROVED[vm.card]}"
-
-
-def _doctor(row: Host) -> DoctorPicture | None:
-    """None while nobody has asked him about this host."""
-    if row.doctor_at is None:
-        return None
-    ill = [each for level in ("broken", "warning") for each in row.doctor if each["level"] == level]
-    broken = sum(each["level"] == "broken" for each in ill)
-    counts = [(broken, "broken"), (len(ill) - broken, "warning" if len(ill) - broken == 1 else "warnings")]
-    says = ", ".join(f"{count} {word}" for count, word in counts if count) or "all well"
-    return DoctorPicture(
-        says=says,
-        level="broken" if broken else "warning" if ill else "ok",
-        at=say_time(row.doctor_at),
-        items=tuple(ill),
-    )
-
-
-def _host(host: HostOut, mine: dict[tuple[str, int], VMPicture], doctor: DoctorPicture | None = None) -> HostPicture:
-    room = ""
-    if host.threads:
-        most = int(host.threads * host.overcommit + 1e-6)  # as the placement counts
-        usable = max(0, host.memory_mib - host.memory_reserve_mib) / 1024
-        vcpus, memory = max(0, most - host.vcpus_held), max(0, usable - host.memory_held_mib / 1024)
-        parts = [f"{vcpus} of {most} vCPU", f"{memory:.0f} of {usable:.0f} GiB memory"]
-        if host.disk_free_gib is not None:
-            parts.append(f"{host.disk_free_gib} GiB disk")
-        room = ", ".join(parts) + " free"
-    return HostPicture(
-        host=host,
-        cards=tuple(_card(gpu, mine) for gpu in host.gpus if gpu.mode),
-        alone=tuple(gpu for gpu in host.gpus if not gpu.mode),
-        room=room,
-        doctor=doctor,
-    )
-
-
-def _card(gpu: GpuOut, mine: dict[tuple[str, int], VMPicture]) -> CardPicture:
-    pieces: list[Piece] = []
-    lying: list[SliceOut | OtherOut] = [*gpu.slices, *gpu.others]
-    at = 0
-    for cut in sorted(lying, key=lambda cut: cut.start):
-        pieces += [Piece(1)] * (cut.start - at)
-        pieces.append(_piece(cut, mine.get((gpu.id, cut.start))))
-        at = cut.start + cut.cells
-    free = gpu.cells - sum(cut.cells for cut in lying)
-    pieces += [Piece(1)] * (gpu.cells - at)
-    return CardPicture(gpu, tuple(pieces), free, say_mib(gpu.memory_mib) if gpu.memory_mib else "memory unknown")
-
-
-def _piece(cut: SliceOut | OtherOut, holder: VMPicture | None) -> Piece:
-    if isinstance(cut, OtherOut):
-        return Piece(cut.cells, cut.profile, title=f"{cut.profile}; not held by a VM of vmgpu's")
-    # another person's VM has no name here: only that the place is taken
-    share = f"{cut.memory_share:.0%} of memory, {cut.compute_share:.0%} of compute".replace("%", " %")
-    name = holder.label if holder else cut.vm or ""
-    title = f"{cut.profile}: {share}; held by {name or 'another person'}"
-    if holder is None:
-        return Piece(cut.cells, cut.profile, name, title=title)
-    return Piece(cut.cells, cut.profile, name, holder.vm.id, holder.tint, title)
-
-
-def _open(host: HostOut, gpu: GpuOut) -> bool:
-    return host.state == HostState.ready and not host.draining and gpu.state == "ready"
 
 
 def _ssh(session: Session, actor: Actor, vm: VMOut) -> str:

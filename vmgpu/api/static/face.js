@@ -55,6 +55,10 @@
 
   // which VMs changed state since the last look: said once, politely, for who does not see the page
   let states = seen();
+  let looked = find();
+  function find() {
+    return document.querySelector("[data-find]")?.dataset.find;
+  }
   function seen() {
     return new Map([...document.querySelectorAll("[data-vm]")].map((vm) => [vm.id, [vm.dataset.vm, vm.dataset.state]]));
   }
@@ -62,8 +66,11 @@
     const now = seen();
     const said = [];
     for (const [id, [name, state]] of now) if (states.has(id) && states.get(id)[1] !== state) said.push(`${name} is ${state}`);
-    for (const [id, [name]] of states) if (!now.has(id)) said.push(`${name} is gone`);
+    // who looks for another name, or sees a part only, misses VMs that are still there
+    const partly = find() !== looked || document.querySelector(".left-out");
+    for (const [id, [name]] of states) if (!now.has(id) && !partly) said.push(`${name} is gone`);
     states = now;
+    looked = find();
     const news = document.getElementById("news");
     if (said.length && news) news.textContent = said.join(". ");
   }
@@ -71,7 +78,9 @@
   function tick() {
     for (const one of document.querySelectorAll("[data-since]")) {
       const seconds = Math.max(0, Math.round((Date.now() - Date.parse(one.dataset.since)) / 1000));
-      one.textContent = seconds < 60 ? `${seconds} s` : `${Math.floor(seconds / 60)} m ${seconds % 60} s`;
+      const minutes = Math.floor(seconds / 60);
+      const hours = Math.floor(minutes / 60);
+      one.textContent = hours ? `${hours} h ${minutes % 60} m` : minutes ? `${minutes} m ${seconds % 60} s` : `${seconds} s`;
     }
   }
   setInterval(tick, 1000);

@@ -18,7 +18,7 @@ from vmgpu.cli import host as host_module
 from vmgpu.cli import image as image_module
 from vmgpu.cli.ssh import ssh_arguments
 from vmgpu.errors import ReasonCode, SetupError, reason
-from vmgpu.models import VM, Host, HostState, Image, VMState
+from vmgpu.models import VM, Gpu, Host, HostState, Image, VMState
 from vmgpu.settings import read_settings
 
 
@@ -406,3 +406,15 @@ def test_a_model_of_which_nobody_has_said_what_1_fgpu_is(run: Run, tmp_path: Pat
         run("gpu", "unit", "H100-80GB", "0.5", **here)
         assert "(not set)" not in run("gpu", "unit", **here).out.splitlines()[1]
         assert run("flavor", "add", "two", "--fgpu", "2", **here).err == ""
+
+
+def test_a_card_says_what_each_of_its_modes_can_be_cut_into(vmgpu: Run, service: Service) -> None:
+    host = factories.make_host(service.db, "cut", cards=())
+    with service.db.write() as session:
+        facts = {"modes": ["emulated"]}
+        session.add(
+            Gpu(host_id=host.id, key="e", name="e", model="H100-80GB", mode="emulated", emulated=True, facts=facts)
+        )
+    said = vmgpu("gpu", "show", "e").out
+    assert "emulated: whole, 7g.80gb, 3g.40gb (2 per card), 4g.40gb, " in said
+    assert vmgpu("gpu", "show", "e", "--json").json["offers"]["emulated"][:2] == ["whole", "7g.80gb"]

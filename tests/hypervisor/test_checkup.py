@@ -130,6 +130,7 @@ def test_libvirt_alone_is_looked_at(ref: HostRef) -> None:
         "network": "vmgpu 192.168.140.0/22",
     }
     assert {found[name].level for name in seen} == {Level.ok}
+    assert "vmgpu host survey NAME" in found["kvm"].cure and "Put a kernel" not in found["kvm"].cure
     assert found["kvm"].seen == "not probed" and found["helper"].level is Level.warning
     assert connection.kinds == [(None, "x86_64", "q35", "kvm", 0)]
     assert not ref.state_dir.exists()

@@ -82,7 +82,11 @@ def _explain(text: str, *, as_json: bool) -> None:
     elif found:
         click.echo(render.causes(found, width=_width()))
     else:
-        click.echo("No message in it is known to vmgpu.")
+        click.echo(
+            "No message in it is known to vmgpu. Give it more of the log around the failure: of the kernel "
+            "(journalctl -k -b), of the VM (vmgpu vm console NAME) or of QEMU (/var/log/libvirt/qemu/); or look at the "
+            "host itself: vmgpu doctor."
+        )
 
 
 def _width() -> int:

@@ -114,6 +114,10 @@ def _kind(card: dict[str, Any]) -> str:
     return played if card["emulated"] else card["mode"] or "no: left alone"
 
 
+def _pieces(sizes: dict[str, int]) -> str:
+    return ", ".join(name + (f" ({count} per card)" if count > 1 else "") for name, count in sizes.items())
+
+
 def _held(card: dict[str, Any]) -> str:
     ours = (f"{cut['profile']}@{cut['start']}" + (f" {cut['vm']}" if cut["vm"] else "") for cut in card["slices"])
     return ", ".join((*ours, *card["orphans"]))
@@ -139,7 +143,7 @@ def _show(card: dict[str, Any]) -> None:
             ("BARs", [say.mib(size) for size in card["bars_mib"]]),
             ("link", card["link"]),
             ("now", card["now"]),
-            ("can be", [f"{mode}: {', '.join(pieces)}" for mode, pieces in card["offers"].items()]),
+            ("can be", [f"{mode}: {_pieces(sizes)}" for mode, sizes in card["per_card"].items()]),
             ("still fit", [f"{count} x {name}" for name, count in card["free"].items()]),
             ("to be cut again", [f"{each}: before its VM starts" for each in card["to_cut_again"]]),
             ("cannot be", [f"{mode}: {why}" for mode, why in card["refusals"].items()]),

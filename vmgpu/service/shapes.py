@@ -90,10 +90,11 @@ class VMOut:
 class GpuOut(BaseModel):
     """A card with what is cut from it. `mode` None: listed and left alone; `now`: the mode that the host shows it in.
 
-    `offers`: mode → the names of what can be cut; `free`: how many more of each fit in its mode now, each instead of
-    the others; `to_cut_again`: what a reboot took and VMs still hold; `foreign`: what was cut by others, which is left
-    alone; `orphans`: what domains of ours hold that have no row any more; `companions`: functions that go where it
-    goes; `link`: the PCIe link as it runs, and as it could.
+    `offers`: mode → the names of what can be cut; `per_card`: the same, with how many of each an empty card holds;
+    `free`: how many more of each fit in its mode now, each instead of the others; `to_cut_again`: what a reboot took
+    and VMs still hold; `foreign`: what was cut by others, which is left alone; `orphans`: what domains of ours hold
+    that have no row any more; `companions`: functions that go where it goes; `link`: the PCIe link as it runs, and as
+    it could.
     """
 
     id: str
@@ -122,6 +123,7 @@ class GpuOut(BaseModel):
     link: str
     held_by: str
     offers: dict[str, list[str]]
+    per_card: dict[str, dict[str, int]]
     free: dict[str, int]
     to_cut_again: list[str]
     refusals: dict[str, str]

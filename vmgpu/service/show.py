@@ -334,6 +334,7 @@ def _slices(session: Session, *, vm_ids: list[str] | None = None) -> Sequence[tu
 
 def _gpu(gpu: Gpu, host: Host, cuts: list[SliceOut], free: dict[str, int], lost: list[str]) -> GpuOut:
     shape, facts = ledger.shape(gpu.model, gpu.mode, gpu.facts) if gpu.mode else None, gpu.facts
+    can_be = {mode: _pieces(gpu, mode) for mode in facts.get("modes", ())}
     return GpuOut(
         **gpu.model_dump(include={"id", "name", "model", "address", "emulated", "mode"}),
         host=host.name,
@@ -355,7 +356,8 @@ def _gpu(gpu: Gpu, host: Host, cuts: list[SliceOut], free: dict[str, int], lost:
         bars_mib=list(facts.get("bars_mib", ())),
         link=facts.get("link", ""),
         held_by=facts.get("held_by", ""),
-        offers={mode: _pieces(facts, mode) for mode in facts.get("modes", ())},
+        offers={mode: list(pieces) for mode, pieces in can_be.items()},
+        per_card=can_be,
         free=free,
         to_cut_again=lost,
         refusals=dict(facts.get("refusals", {})),
@@ -366,9 +368,13 @@ def _gpu(gpu: Gpu, host: Host, cuts: list[SliceOut], free: dict[str, int], lost:
     )
 
 
-def _pieces(facts: Mapping[str, Any], mode: str) -> list[str]:
-    cuts = facts.get("cuts", {}).get(mode)
-    return [str(piece["name"]) for piece in cuts["pieces"]] if cuts else [placement.WHOLE]
+def _pieces(gpu: Gpu, mode: str) -> dict[str, int]:
+    """What a card can be cut into in this mode, the largest first, and how many of each it holds when it is empty."""
+    if mode != placement.Mode.emulated and mode not in gpu.facts.get("cuts", {}):
+        return {placement.WHOLE: 1}
+    shape = ledger.shape(gpu.model, mode, gpu.facts)
+    sizes = sorted(placement.offered(shape, placement.Mode(mode)), key=lambda size: -size.memory_mib)
+    return {size.name: placement.places(shape, size) for size in sizes}
 
 
 def _host(host: Host, held: list[VM], cards: list[GpuOut]) -> HostOut:

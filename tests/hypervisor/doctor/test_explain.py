@@ -96,3 +96,7 @@ def _phrases(text: str, length: int = 4) -> set[tuple[str, ...]]:
     """Every run of four words."""
     words = re.findall(r"[a-z0-9]+", text.lower())
     return {tuple(words[at : at + length]) for at in range(len(words) - length + 1)}
+
+
+def test_a_device_that_qemu_may_not_open_is_no_file_in_a_closed_folder() -> None:
+    assert [each.id for each in explain("Could not access KVM kernel module: Permission denied")] == ["kvm-denied"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from vmgpu.hypervisor import GpuFacts, HostFacts, HostRef, NumaNode
-from vmgpu.hypervisor.fake.carver import MODES
+from vmgpu.hypervisor.fake.carver import EMULATED
 from vmgpu.hypervisor.fake.shape import FakeCard, FakeShape
 from vmgpu.hypervisor.fake.state import NETWORKS
 
@@ -62,5 +62,5 @@ def _gpu_facts(card: FakeCard, number: int) -> GpuFacts:
         numa_node=card.numa_node,
         iommu_group=number + 1,
         memory_mib=model.memory_mib,
-        modes=MODES,
+        modes=(EMULATED,),
     )

@@ -80,7 +80,8 @@ def _kvm(facts: Facts, seen: LibvirtSeen) -> Iterator[Check]:
             "kvm",
             "not probed",
             "That /dev/kvm is there proves nothing: whether a guest's kernel runs was not seen yet.",
-            "Put a kernel where the probe finds it (/boot/vmlinuz-*, readable), then: vmgpu host survey.",
+            "The service's survey of this host probes it once for each boot: vmgpu host survey NAME. It boots the "
+            "newest readable /boot/vmlinuz*, and says so where it finds none.",
         )
 
 

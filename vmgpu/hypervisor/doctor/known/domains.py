@@ -135,7 +135,8 @@ KNOWN = (
         "libvirt runs guests as libvirt-qemu (RHEL: qemu); nothing below /root or a home folder is open to it.",
         "Put the file into the pool (/var/lib/libvirt/images). Look at each folder: namei -l PATH.",
         (
-            r"(could not|cannot|can't|failed to|unable to) (open|access|read|create)(?![^\n]{0,40}/dev/(vfio|kvm))"
+            r"(could not|cannot|can't|failed to|unable to) (open|access|read|create)"
+            r"(?![^\n]{0,40}(/dev/(vfio|kvm)|kvm kernel module))"
             r"[^\n]{0,200}permission denied",
             r"unable to set user and group to",
             r"cannot execute binary [^\n]{1,80}permission denied",

@@ -308,6 +308,9 @@ def _look(service: Service, browser: Browser, width: int, scheme: Any, pictures:
     for summary in page.locator("summary").all():
         summary.click()
     _fits(page, pictures / "details.png")
+    expect(page.locator("#queue b")).to_have_count(1)
+    # names of one request differ at their end: it must not be cut off
+    assert page.locator("#queue b").evaluate_all("all => all.every((one) => one.scrollWidth <= one.clientWidth)")
     for verb in ("Release", "Extend", "Snapshot", "Stop"):
         page.get_by_role("link", name=re.compile(f"^{verb} a-rather.*-1$")).click()
         expect(page.get_by_role("dialog")).to_be_visible()

@@ -24,11 +24,16 @@ _COLOURS = {
 _wanted = {"colours": True}
 
 
-def error(message: str, hint: str = "") -> None:
+def error(message: str, text: str = "") -> None:
     """What went wrong, and the cure."""
     click.echo(f"{paint('error:', 'red', err=True)} {message}", err=True)
-    if hint:
-        click.echo(f"{paint('hint:', 'cyan', err=True)} {hint}", err=True)
+    if text:
+        hint(text)
+
+
+def hint(text: str) -> None:
+    """What to do about what was just said."""
+    click.echo(f"{paint('hint:', 'cyan', err=True)} {text}", err=True)
 
 
 def note(text: str) -> None:

@@ -1,27 +1,76 @@
-"""Become OpenSSH, with the host key pinned that vmgpu made for the VM."""
+"""Run OpenSSH, with the host key pinned that vmgpu made for the VM."""
 
 from __future__ import annotations
 
 import os
 import shlex
+import signal
+import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import IO, Any
 
+from vmgpu.cli import say
 from vmgpu.cli.desk import Refused
 
+_FAILED = 255  # ssh's own exit code, beside those of what it ran
+_KEPT = 4096  # bytes of what was said last
 
-def go(way: dict[str, Any], *, login: str | None, identity: str | None, command: Sequence[str]) -> None:
-    """Run `ssh` in this process's place; it ends with ssh's exit code."""
+
+def go(way: dict[str, Any], *, name: str, login: str | None, identity: str | None, command: Sequence[str]) -> int:
+    """Run `ssh` and answer its exit code; where the VM let no key of the caller's in, say which it lets in."""
     known = _pinned(way)
     arguments = ssh_arguments(way, known, login=login, identity=identity, command=command)
     sys.stdout.flush()
     try:
-        os.execvp("ssh", arguments)  # noqa: S606 - a list, and no shell
+        ssh = subprocess.Popen(arguments, stderr=subprocess.PIPE)
     except FileNotFoundError:
         hint = "Install it: apt install openssh-client."
         raise Refused({"code": "setup", "message": "There is no ssh program here", "hint": hint}) from None
+    said = bytearray()
+    passing = threading.Thread(target=_pass_on, args=(ssh.stderr, said), daemon=True)
+    passing.start()
+    code = _ended(ssh)
+    passing.join(1)  # no longer: a connection that ssh keeps for the next call keeps its end open
+    if code == _FAILED and f"@{way['address']}: Permission denied (".encode() in said:
+        say.hint(
+            f"{name} lets in the keys its members had when it was built. Name yours with -i FILE; "
+            "a key added later needs a reset or a new VM."
+        )
+    return code
+
+
+def _pass_on(source: IO[bytes], said: bytearray) -> None:
+    """Standard error as it comes, and its end for us."""
+    while more := os.read(source.fileno(), 65536):
+        sys.stderr.buffer.write(more)
+        sys.stderr.buffer.flush()
+        said += more
+        del said[:-_KEPT]
+
+
+def _ended(ssh: subprocess.Popen[bytes]) -> int:
+    """Wait as if ssh were in our place: what is sent to us is for it, and where it stops we stop."""
+
+    def hand_on(number: int, _frame: FrameType | None) -> None:
+        os.kill(ssh.pid, number)
+
+    ours = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGHUP)}
+    # a terminal sends these to both
+    ours |= {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGQUIT)}
+    try:
+        while os.WIFSTOPPED(status := os.waitpid(ssh.pid, os.WUNTRACED)[1]):
+            os.kill(os.getpid(), signal.SIGSTOP)
+            os.kill(ssh.pid, signal.SIGCONT)
+    finally:
+        for number, handler in ours.items():
+            signal.signal(number, handler)
+    code = os.waitstatus_to_exitcode(status)
+    ssh.returncode = code
+    return code if code >= 0 else 128 - code
 
 
 def ssh_arguments(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Any
 
 import click
@@ -93,11 +94,11 @@ def request(desk: Desk, member: tuple[str, ...], wait: bool, timeout: str | None
 @_WAIT
 @_TIMEOUT
 def stop(desk: Desk, names: tuple[str, ...], keep: bool, give: bool, wait: bool, timeout: str | None) -> None:
-    """Shut VMs down; their disks stay."""
+    """Shut VMs down; their disks stay. 'u*' in quotes: all of yours that are called so."""
     if keep and give:
         raise click.UsageError("say either --keep-gpu or --release-gpu")
     slices = "keep" if keep else "release" if give else None
-    _wish(desk, names, "stop", "stopped", wait=wait, timeout=timeout, body={"slices": slices})
+    _wish(desk, _meant(desk, names), "stop", "stopped", wait=wait, timeout=timeout, body={"slices": slices})
 
 
 @verb(vm, "start")
@@ -105,8 +106,8 @@ def stop(desk: Desk, names: tuple[str, ...], keep: bool, give: bool, wait: bool,
 @_WAIT
 @_TIMEOUT
 def start(desk: Desk, names: tuple[str, ...], wait: bool, timeout: str | None) -> None:
-    """Start VMs; without slices they queue for new ones."""
-    _wish(desk, names, "start", "running", wait=wait, timeout=timeout)
+    """Start VMs; without slices they queue for new ones. 'u*' in quotes: all of yours that are called so."""
+    _wish(desk, _meant(desk, names), "start", "running", wait=wait, timeout=timeout)
 
 
 @verb(vm, "reboot")
@@ -154,7 +155,8 @@ def snapshot(desk: Desk, name: str, image: str, wait: bool, timeout: str | None)
 @_WAIT
 @_TIMEOUT
 def release(desk: Desk, names: tuple[str, ...], yes: bool, wait: bool, timeout: str | None) -> None:
-    """Let VMs go, with their disks."""
+    """Let VMs go, with their disks. 'u*' in quotes: all of yours that are called so."""
+    names = _meant(desk, names)
     desk.sure(f"{', '.join(names)} will be gone, disk and all. Go on?", yes=yes)
     _wish(desk, names, "release", "gone", wait=wait, timeout=timeout)
 
@@ -194,7 +196,8 @@ def ssh(desk: Desk, name: str, login: str | None, identity: str | None, command:
     if desk.as_json:
         desk.done(found, lambda: None)
     else:
-        go(found, login=login, identity=identity, command=command)
+        code = go(found, name=name, login=login, identity=identity, command=command)
+        click.get_current_context().exit(code)
 
 
 @verb(vm, "why")
@@ -205,6 +208,23 @@ def why(desk: Desk, name: str) -> None:
 
     found = desk.get("queue", name, "why")
     desk.done(found, lambda: print_why(found))
+
+
+def _meant(desk: Desk, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The names, with those for patterns in their place: among the caller's own VMs, or OWNER's in OWNER/PATTERN."""
+    meant: list[str] = []
+    for name in names:
+        owner, slash, pattern = name.rpartition("/")
+        if not set("*?[") & set(pattern):
+            meant.append(name)
+            continue
+        owner = owner or desk.get("whoami")["name"]
+        found = [vm["name"] for vm in desk.items("vms", owner=owner) if fnmatchcase(vm["name"], pattern)]
+        if not found:
+            hint = "List them: vmgpu vm list."
+            raise Refused({"code": "not_found", "message": f"No VM of {owner} is called {pattern!r}", "hint": hint})
+        meant += [f"{owner}/{one}" if slash else one for one in sorted(found)]
+    return tuple(dict.fromkeys(meant))
 
 
 def _wish(

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from vmgpu.errors import Invalid
-from vmgpu.units import a_or_an, parse_duration
+from vmgpu.units import a_or_an, parse_duration, say_count
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,7 @@ def test_a_number_alone_is_a_time_span_only_where_its_unit_is_agreed() -> None:
     assert refused.value.hint == "Write it like 90s, 30m, 8h or 7d."
     assert parse_duration("8", bare="s") == timedelta(seconds=8)
     assert parse_duration("1h30m") == parse_duration("90", bare="m")
+
+
+def test_one_is_no_plural() -> None:
+    assert [say_count(number, "card") for number in (0, 1, 2)] == ["0 cards", "1 card", "2 cards"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from vmgpu.errors import Invalid
@@ -11,6 +12,7 @@ _SIZE = re.compile(r"(\d{1,9})\s*(m|mib|mb|g|gib|gb|t|tib|tb)?", re.ASCII | re.I
 _MIB = {"m": 1, "g": 1024, "t": 1024 * 1024}
 _DURATION = re.compile(r"(?:\d{1,9}\s*[smhdw]\s*)+", re.ASCII)
 _PART = re.compile(r"(\d+)\s*([smhdw])", re.ASCII)
+_NAMED = 5
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
@@ -51,6 +53,18 @@ def a_or_an(name: str) -> str:
     number = re.match(r"8|(11|18)(?!\d)", name) is not None
     vowel = first in "AEFHILMNORSX" if spelt else first.lower() in "aeio"
     return f"{'an' if (vowel and first) or number else 'a'} {name}"
+
+
+def say_count(number: int, noun: str) -> str:
+    """So many of a noun whose plural is its name and an s: 1 card, 2 cards."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def say_names(names: Iterable[str]) -> str:
+    """The first few names, and how many more there are."""
+    all_ = sorted(names)
+    more = f" … and {len(all_) - _NAMED} more" if len(all_) > _NAMED else ""
+    return ", ".join(all_[:_NAMED]) + more
 
 
 def say_mib(mib: int) -> str:

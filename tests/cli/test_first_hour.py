@@ -14,8 +14,9 @@ import pytest
 from tests import factories
 from tests.cli.conftest import Run, Service, serving
 from vmgpu.cli.ssh import _ended
-from vmgpu.errors import ReasonCode, reason
+from vmgpu.errors import ReasonCode, Unauthenticated, reason
 from vmgpu.models import VM, Gpu, VMState
+from vmgpu.service import people
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -79,6 +80,14 @@ def test_secrets_come_alone_on_standard_output_and_say_how_long_they_are_good(vm
     token = vmgpu("token", "add", "--user", "anna")
     assert len(token.out.split()) == 1 and token.err.startswith("shown once")
     assert vmgpu("user", "link", "anna", "--json").err == ""
+
+
+def test_a_link_that_was_used_up_says_who_makes_a_new_one(vmgpu: Run, service: Service) -> None:
+    secret = vmgpu("user", "link", "anna").out.strip().partition("link=")[2]
+    assert people.sign_in(service.db, secret)[0].name == "anna"
+    with pytest.raises(Unauthenticated) as refused:
+        people.sign_in(service.db, secret)
+    assert refused.value.hint == "Ask an admin for a new one (vmgpu user link NAME)."
 
 
 def test_who_runs_no_service_is_not_told_of_its_environment(vmgpu: Run, service: Service) -> None:

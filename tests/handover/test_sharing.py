@@ -34,7 +34,7 @@ def test_another_size_waits_and_is_told_which_size_is_in_the_way(site: Site, mac
     reason = site.waits("large")
     assert (reason["code"], site.show("large")["position"]) == ("cut_otherwise", 1)
     assert "RTXA6000-48Q" in reason["sentence"]
-    assert "in pieces of 2 GiB until the last of 3 VM(s) there ends" in reason["sentence"]
+    assert "in pieces of 2 GiB until the last of 3 VMs there ends" in reason["sentence"]
     for name in ("first", "second", "third"):
         site.rest("POST", f"/vms/{name}/release")
     site.reaches(RUNNING, "large")

@@ -69,7 +69,7 @@ def test_other_sizes_wait_while_one_is_cut() -> None:
     started, waiting = placement.plan(wishes, fleet)
     assert len(started) == 23
     assert [w.reason.code for w in waiting] == [ReasonCode.cut_otherwise, ReasonCode.no_slice_free]
-    assert "pieces of 2 GiB until the last of 24 VM(s)" in waiting[0].reason.sentence()
+    assert "pieces of 2 GiB until the last of 24 VMs" in waiting[0].reason.sentence()
     fleet.free(placement.Placed("x", "h1", 0, 0, 0, 0, gpu_id="g1", slice=running))
     assert placed(fleet, ByProfile("A6000-48Q")) == "A6000-48Q"
 

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from vmgpu.errors import Unavailable, VmgpuError
-from vmgpu.units import say_span
+from vmgpu.units import say_count, say_span
 
 ErrorPage = Callable[[Request, int, Mapping[str, Any]], Response]  # the page, for who asks /… by a browser
 
@@ -100,7 +100,11 @@ async def _invalid(request: Request, bad: Exception) -> Response:
     if first["type"] == "json_invalid":
         said = first.get("ctx", {}).get("error", "")
         where, message = "", f"The body is not JSON at character {int(first['loc'][-1]) + 1}: {said}"
-    hint = f"{more} more field(s) are wrong as well." if more else _HINTS.get(first["type"], "")
+    hint = (
+        f"{say_count(more, 'more field')} {'is' if more == 1 else 'are'} wrong as well."
+        if more
+        else _HINTS.get(first["type"], "")
+    )
     return _say(request, 422, "invalid", f"{where}: {message}" if where else message, hint, where)
 
 

@@ -11,6 +11,7 @@ from vmgpu.lab.demo_screen import Row, Screen
 from vmgpu.lab.demo_ssh import LOOK, Keyring, facts_in
 from vmgpu.lab.demo_watch import Seen, Watch
 from vmgpu.service.shapes import GpuOut, VMOut
+from vmgpu.units import say_count
 
 HOST, MODEL = "local", "A100-40GB"
 PERSON = "student"
@@ -97,7 +98,7 @@ class Story:
     def _gone(self, ids: list[str]) -> None:
         self._watch.until(
             lambda seen: not any(vm.id in ids for vm in seen.vms.values()),
-            what=f"The release of {len(ids)} VM(s)",
+            what=f"The release of {say_count(len(ids), 'VM')}",
             within=self._stage.patience,
         )
 

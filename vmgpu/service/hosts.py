@@ -12,8 +12,7 @@ from vmgpu.models import VM, Event, Host, HostState, Image, VMState, now
 from vmgpu.requests import HostChange, HostRequest
 from vmgpu.service.access import Actor, must_be_admin
 from vmgpu.service.images import SIMULATED_IMAGE
-
-_NAMED = 5  # VMs that keep a host, by name
+from vmgpu.units import say_count, say_names
 
 
 def add(db: Database, actor: Actor, asked: HostRequest) -> Host:
@@ -100,9 +99,7 @@ def remove(db: Database, actor: Actor, name: str, *, lost: bool = False) -> Host
             hint = f"Release them first; vmgpu host drain {name} keeps new ones away."
             if host.state is HostState.unreachable:
                 hint = f"If it will never answer again: vmgpu host remove {name} --lost gives them up with it."
-            more = f" … and {len(vms) - _NAMED} more" if len(vms) > _NAMED else ""
-            held = f"{len(vms)} VM{'s' if len(vms) > 1 else ''}: {', '.join(sorted(vms)[:_NAMED])}{more}"
-            raise Conflict(f"Host {name} holds {held}", hint=hint)
+            raise Conflict(f"Host {name} holds {say_count(len(vms), 'VM')}: {say_names(vms)}", hint=hint)
         host.state, host.version = HostState.removing, host.version + 1
         session.flush()
         wake(session, Host, col(Host.id) == host.id)

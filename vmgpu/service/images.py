@@ -19,6 +19,7 @@ from vmgpu.models import VM, Image, ImageState, VMState, new_id, now
 from vmgpu.requests import ImageName
 from vmgpu.service.access import Actor, find_image, must_be_admin
 from vmgpu.settings import Settings
+from vmgpu.units import say_count, say_names
 
 SIMULATED_IMAGE = "base"  # every simulated host has it
 _NAME = TypeAdapter(ImageName)
@@ -101,8 +102,8 @@ def remove(db: Database, actor: Actor, ref: str) -> Image:
             raise Invalid("The simulated image is always there", hint="Remove the simulated hosts instead.")
         used = session.exec(select(VM).where(VM.image_id == image.id, VM.state != VMState.gone)).all()
         if used:
-            names = ", ".join(sorted(vm.name for vm in used)[:5])
-            raise Conflict(f"{len(used)} VM(s) stand on image {image.name}: {names}", hint="Release them first.")
+            held = f"{say_count(len(used), 'VM')}: {say_names(vm.name for vm in used)}"
+            raise Conflict(f"Image {image.name} is in use by {held}", hint="Release them first.")
         if image.state in (ImageState.copying, ImageState.generalising):
             raise Conflict(f"Image {image.name} is being made", hint="Wait until its capture has ended.")
         image.state, image.due_at, image.wakes = ImageState.deleting, now(), image.wakes + 1

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from vmgpu.hypervisor.doctor.facts import NVIDIA, Facts
 from vmgpu.hypervisor.doctor.findings import Check, LibvirtSeen, broken, ok, warning
+from vmgpu.units import say_count
 
 _LARGE_BAR_MIB = 1024
 _AMPERE = 0x20B0  # the first device id of a generation whose vGPUs are virtual functions
@@ -75,7 +76,7 @@ def _sriov(facts: Facts) -> Iterator[Check]:
         )
     elif able:
         most = sum(card.vfs_most or 0 for card in able)
-        seen = f"{most} virtual functions possible on {len(able)} card(s)"
+        seen = f"{most} virtual functions possible on {say_count(len(able), 'card')}"
         yield ok("firmware-sriov", seen, "SR-IOV is on in the firmware.")
 
 

@@ -194,7 +194,7 @@ class KvmHost:
         with self._link.use() as connection:
             found = self._ours(connection, vm_id)
             if found is not None:
-                _unless_off(found, found.shutdownFlags, libvirt.VIR_DOMAIN_SHUTDOWN_ACPI_POWER_BTN)
+                _ask_down(found)
 
     def power_off(self, vm_id: str) -> None:
         with self._link.use() as connection:
@@ -310,6 +310,16 @@ class KvmHost:
                 self._marks.pop(vm_id, None)
         if vm_id is not None:
             self._on_change(vm_id)
+
+
+def _ask_down(found: Any) -> None:
+    try:
+        maybe(found.shutdownFlags, libvirt.VIR_DOMAIN_SHUTDOWN_ACPI_POWER_BTN)
+    except libvirt.libvirtError:
+        # a guest that has ended while its QEMU has not can no longer be asked, and libvirt still calls it active
+        state = maybe(found.state)
+        if state is not None and state[0] not in (libvirt.VIR_DOMAIN_SHUTDOWN, libvirt.VIR_DOMAIN_SHUTOFF):
+            raise
 
 
 def _unless_off(found: Any, call: Callable[..., object], *args: Any) -> None:

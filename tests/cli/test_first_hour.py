@@ -101,12 +101,23 @@ def test_a_model_of_which_nobody_has_said_what_1_fgpu_is(run: Run, tmp_path: Pat
     with serving(factories.make_settings(tmp_path / "data")) as service:
         here = {"VMGPU_URL": service.url, "VMGPU_TOKEN": factories.ADMIN_TOKEN}
         host = factories.make_host(service.db, cards=("H100-80GB",))
-        factories.make_real_gpu(service.db, host)
+        half = {"name": "L40S-24Q", "compute": 1, "cells": 1, "starts": [0, 1], "memory_mib": 24576, "most": 2}
+        halves = {
+            "cells": 2,
+            "compute": 2,
+            "instances": 2,
+            "equal": True,
+            "pieces": [half | {"marks": [], "cuda": True}],
+        }
+        real = factories.make_real_gpu(service.db, host, facts={"modes": ["vgpu"], "cuts": {"vgpu": halves}})
         units = run("gpu", "unit", **here).out.splitlines()
         assert [line.split()[:4] for line in units[1:]] == [[m, "1", "(not", "set)"] for m in ("H100-80GB", "L40S")]
         warned = "1 fGPU is a whole H100-80GB here, until you say otherwise: vmgpu gpu unit H100-80GB 0.5\n"
         assert run("flavor", "add", "plain", **here).err == ""
         assert run("flavor", "add", "one", "--fgpu", "1", **here).err == warned
+        offered = run("gpu", "offer", real.id, "--mode", "vgpu", **here)
+        assert offered.err == warned.replace("H100-80GB", "L40S") and "vgpu: L40S-24Q (2 per card)" in offered.out
+        run("gpu", "unit", "L40S", "0.5", **here)
         run("gpu", "unit", "H100-80GB", "0.5", **here)
         assert "(not set)" not in run("gpu", "unit", **here).out.splitlines()[1]
         assert run("flavor", "add", "two", "--fgpu", "2", **here).err == ""

@@ -185,7 +185,9 @@ def _cards(session: Session, host: Host, seen: Iterable[GpuFacts]) -> None:
         gpu = known.pop(facts.key, None) or _at_its_place(known, facts)
         if gpu is None:
             # real cards are listed and left alone until an admin offers them
-            mode = facts.modes[0] if (facts.emulated or host.simulated) and facts.modes else None
+            given = (facts.emulated or host.simulated) and facts.modes
+            # in the mode that it shows: in another one it would count as strayed at once
+            mode = (facts.now if facts.now in facts.modes else facts.modes[0]) if given else None
             gpu = Gpu(host_id=host.id, key=facts.key, model=facts.model, mode=mode, emulated=facts.emulated)
         if gpu.state is GpuState.absent:
             gpu.state, gpu.reason, gpu.version = GpuState.ready, None, gpu.version + 1

@@ -108,6 +108,14 @@ class TestTheSettingsOfAHost:
         assert (found.licensing is not None) is wanted
         assert (TOKEN in str(seed_of(found))) is wanted
 
+    def test_are_nothing_to_a_simulated_host(self, db: Database, me: Actor) -> None:
+        """Nobody can log in to its guests, to bring a token or to read what became of it."""
+        vm = with_slice(db, "mig")
+        with db.write() as session:
+            session.exec(select(Host)).one().uri = "fake://1xA100-40GB"
+        licensed_by(db, me, token=TOKEN)
+        assert seen(db, vm).licensing is None
+
     def test_change_nothing_in_a_guest_where_there_are_none(self, db: Database) -> None:
         config = seed_of(seen(db, with_slice(db, "vgpu")))
         assert not [path for path in written(config) if "nvidia" in path]

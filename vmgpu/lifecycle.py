@@ -164,7 +164,7 @@ def watch(vm: VMView, world: World) -> Outcome:
     """See that the domain still runs. Shut off is a stop; gone with the host's boot, or crashed, is started again."""
     seen = world.host.look(vm.id)
     if seen.power is Power.running:
-        return _read_licence(vm, world)
+        return licensing.read(vm, world)
     if seen.power is Power.paused:
         return Nap(30, reason(ReasonCode.paused, detail=seen.why))
     if seen.power is Power.absent:
@@ -362,37 +362,8 @@ def _proved(vm: VMView, world: World, done: guest.Checked) -> Hop:
     return Hop(S.running, ran | {"licence": None, "licence_at": None})
 
 
-def _read_licence(vm: VMView, world: World) -> Nap:
-    """Whether a vGPU has its licence, at the moments when that may have changed; a running VM never ends by it."""
-    due, before = licensing.next_look(vm), licensing.verdict(vm)
-    if due is None:
-        return Nap(None)
-    if due > world.now:
-        return Nap((due - world.now).total_seconds(), before)
-    try:
-        state = guest.licence(_door(vm, world)) if vm.image.has_init else None
-    except (guest.NotYet, guest.CheckFailed):
-        return Nap(licensing.AGAIN.total_seconds(), before)
-    vm = replace(vm, licence=state, licence_at=world.now)
-    found, again = licensing.verdict(vm), licensing.next_look(vm)
-    seconds = (again - world.now).total_seconds() if again else None
-    told = "unlicensed" if found and found != before else ""
-    return Nap(seconds, found, {"licence": state, "licence_at": world.now}, news=told)
-
-
-def _door(vm: VMView, world: World) -> guest.Door:
-    return guest.Door(
-        address=vm.address or "",
-        port=22,
-        user=world.our_login,
-        private_key=world.our_key,
-        host_key=vm.host_key,
-        dial=world.host.dial,
-    )
-
-
 def _look_inside(vm: VMView, world: World) -> guest.Checked:
-    door = _door(vm, world)
+    door = specs.door(vm, world)
     if vm.image.has_init:
         return guest.check(door, specs.card_want(vm))
     if guest.host_key_matches(door):

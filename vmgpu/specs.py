@@ -5,6 +5,7 @@ from __future__ import annotations
 from vmgpu import guest, render
 from vmgpu.hypervisor import Emulated, Pci, Seed, VMSpec
 from vmgpu.hypervisor.pci import window_mib
+from vmgpu.steps import World
 from vmgpu.units import say_mib
 from vmgpu.views import VMView
 
@@ -70,3 +71,15 @@ def card_want(vm: VMView) -> guest.CardWant | None:
         return guest.EmulatedCard(first.video_mib, first.label)
     promised = vm.slices[0].memory_mib if vm.slices else 0
     return guest.PciCard(vm.gpu.pci_ids, vm.gpu.bars_mib, promised or vm.gpu.memory_mib, vm.cuda)
+
+
+def door(vm: VMView, world: World) -> guest.Door:
+    """The way into the guest, with its pinned host key."""
+    return guest.Door(
+        address=vm.address or "",
+        port=22,
+        user=world.our_login,
+        private_key=world.our_key,
+        host_key=vm.host_key,
+        dial=world.host.dial,
+    )

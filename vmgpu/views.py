@@ -229,10 +229,11 @@ def devices_as(devices: tuple[HostDevice, ...]) -> list[Mapping[str, Any]]:
 
 
 def _licensing(host: Host | None, cards: Iterable[Gpu]) -> LicenceView | None:
-    """None where nothing is to be licensed: only a vGPU of NVIDIA's asks for it."""
-    if host and any(gpu.mode in _LICENSED and gpu.facts.get("vendor") == NVIDIA for gpu in cards):
-        return LicenceView(**host.licence)
-    return None
+    """None where nothing is to be licensed: only a vGPU of NVIDIA's asks for it, and none that is played."""
+    if host is None or host.simulated:
+        return None
+    asks = any(gpu.mode in _LICENSED and gpu.facts.get("vendor") == NVIDIA for gpu in cards)
+    return LicenceView(**host.licence) if asks else None
 
 
 def _numa(session: Session, vm: VM, facts: Mapping[str, Any], gpu: Gpu) -> NumaView | None:

@@ -20,7 +20,7 @@ FLOORS = (
     {"service", "requests", "lifecycle", "steps", "leases", "licensing", "specs", "machines", "views", "ledger"},
     {"guest", "placement", "hypervisor"},
     {"models", "db", "migrations", "render", "sshkeys"},
-    {"errors", "settings", "logs", "units", "crash"},
+    {"errors", "reasons", "states", "settings", "logs", "units", "crash"},
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 APART = FLOORS[5]  # no way sideways here

@@ -24,6 +24,15 @@ from sqlalchemy import (
 from sqlalchemy.engine import Dialect
 from sqlmodel import Field, SQLModel
 
+from vmgpu.states import CopyState as CopyState
+from vmgpu.states import GpuState as GpuState
+from vmgpu.states import HostState as HostState
+from vmgpu.states import ImageState as ImageState
+from vmgpu.states import OnStop as OnStop
+from vmgpu.states import TokenKind as TokenKind
+from vmgpu.states import VMState as VMState
+from vmgpu.states import Wanted as Wanted
+
 
 def new_id() -> str:
     """A fresh identity; a VM's is its domain's UUID."""
@@ -59,74 +68,6 @@ def _enum(kind: type[StrEnum], default: StrEnum | None) -> Any:
 
 def _json(default: Any) -> Any:
     return Field(default_factory=default, sa_type=JSON)
-
-
-class VMState(StrEnum):
-    """Where a VM stands; lifecycle declares the moves between them."""
-
-    pending = "pending"
-    carving = "carving"
-    building = "building"
-    booting = "booting"
-    checking = "checking"
-    running = "running"
-    stopping = "stopping"
-    stopped = "stopped"
-    capturing = "capturing"
-    releasing = "releasing"
-    gone = "gone"
-    failed = "failed"
-    lost = "lost"
-
-
-class Wanted(StrEnum):
-    """What people wish of a VM."""
-
-    running = "running"
-    stopped = "stopped"
-    gone = "gone"
-
-
-class OnStop(StrEnum):
-    """What a stop does with the slices: hold them for the VM, or give them back."""
-
-    keep = "keep"
-    release = "release"
-
-
-class HostState(StrEnum):
-    """Whether a host has been surveyed and answers."""
-
-    new = "new"
-    ready = "ready"
-    unreachable = "unreachable"
-    removing = "removing"
-
-
-class GpuState(StrEnum):
-    """Whether a card may be cut; `absent`: the last survey did not see it."""
-
-    ready = "ready"
-    quarantined = "quarantined"
-    absent = "absent"
-
-
-class ImageState(StrEnum):
-    """A capture is copied, then generalised; an import is ready at once."""
-
-    copying = "copying"
-    generalising = "generalising"
-    ready = "ready"
-    failed = "failed"
-    deleting = "deleting"
-
-
-class CopyState(StrEnum):
-    """An image's copy in one host's pool."""
-
-    wanted = "wanted"
-    ready = "ready"
-    failed = "failed"
 
 
 class Row(SQLModel):
@@ -170,14 +111,6 @@ class Key(Row, table=True):
     comment: str = ""
     fingerprint: str
     created_at: datetime = _made()
-
-
-class TokenKind(StrEnum):
-    """An API token of a script, a browser's session, or a link that works once."""
-
-    api = "api"
-    session = "session"
-    link = "link"
 
 
 class Token(Row, table=True):

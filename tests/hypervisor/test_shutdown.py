@@ -63,5 +63,5 @@ def test_one_that_has_ended_meanwhile_is_no_failure(
 
 
 def test_one_that_runs_and_refuses_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(HostRefused, match="not running"):
+    with pytest.raises(HostRefused):
         ask(libvirt.VIR_DOMAIN_RUNNING, tmp_path, monkeypatch)

@@ -18,6 +18,7 @@ _MEANS = {
     "host_open": "on hosts that take VMs now",
     "card_open": "on cards given out now",
     "slice_free": "with a free piece",
+    "group_free": "whose IOMMU group no VM has a card of",
     "cpu": "with free vCPUs",
     "memory": "with free memory",
     "disk": "with free disk",

@@ -16,7 +16,7 @@ def test_checks_are_aligned_and_counted() -> None:
     assert f"broken   card-alive:{CARD}" in "\n".join(lines)
     assert any(line.startswith("         cure   Keep it from guests.") for line in lines)
     assert lines[-1] == render.summary(found)
-    assert lines[-1].endswith("0 warnings, 1 broken")
+    assert lines[-1].endswith("0 warnings, 2 broken")  # the card, and that there is no other
     assert max(map(len, lines)) <= 100
 
 

@@ -59,7 +59,7 @@ class Story:
         with self._step("A card whose IOMMU group holds the host's network card is refused with the culprit named"):
             self._refuse()
         with self._step("The doctor is right in every line"):
-            self._examine(images=False)
+            self._examine()
         with self._step("A card and a parent of mediated devices are given out"):
             self._give_out()
         with self._step("Three VMs ask for a whole card, for both ports of a parent, for one of them: the third waits"):
@@ -193,11 +193,11 @@ class Story:
         self._boot = self._host.wait_up(within=self._stage.patience)
         self._shell.note([f"{host_recipe.ADMIN}@{HOST}$ cat /proc/cmdline"], self._host.ask("cat /proc/cmdline"))
         self._shell.vmgpu("host", "survey", HOST, "--wait", "300")
-        self._examine(images=True, cure="intel_iommu=off")
+        self._examine(cure="intel_iommu=off")
 
-    def _examine(self, *, images: bool, cure: str = "") -> None:
+    def _examine(self, *, cure: str = "") -> None:
         """Have the doctor look, and compare each finding with the host's own shell; `cure` is in that of the IOMMU."""
-        truth = Truth.of(self._host.ask(LOOK), images=images)
+        truth = Truth.of(self._host.ask(LOOK))
         self._shell.vmgpu("doctor", HOST, "--wait", "300", refused=True, shown=100)
         told = self._shell.ask("doctor", HOST, "--wait", "300", may_fail=True)["items"]
         bad = wrong(told, expected(truth))

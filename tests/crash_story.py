@@ -56,6 +56,9 @@ class Life:
             sync_every=timedelta(seconds=1),
             guest_timeout=timedelta(seconds=1 if mood == "mute" else 20),
             shutdown_timeout=timedelta(seconds=10),
+            # a start has no time of its own beside the step's
+            start_timeout=timedelta(0),
+            start_timeout_per_gib=timedelta(0),
         )
         self.db = Database(self.settings.url)
         with self.db.read() as session:

@@ -81,3 +81,11 @@ def test_a_service_moved_behind_sshd_keeps_its_command_and_loses_its_early_order
     assert "network.target" not in text
     assert not (wants / "r.service").is_symlink()
     assert (tmp_path / "etc/systemd/system/multi-user.target.wants/r.service").is_symlink()
+
+
+def test_no_boot_waits_for_a_resolver_that_waits_for_it() -> None:
+    """Netplan 1.1 has networkd wait for name servers as well, whose program comes after sshd here."""
+    (path,) = (Path(each) for each in recipe.FILES if "wait-online" in each)
+    assert path.name > "10-netplan.conf" and path.parent.name == "systemd-networkd-wait-online.service.d"
+    first, *runs = [line for line in recipe.FILES[str(path)].splitlines() if line.startswith("ExecStart=")]
+    assert first == "ExecStart=" and len(runs) == 1 and "--dns" not in runs[0]

@@ -148,7 +148,8 @@ _WORDS: Mapping[ReasonCode, tuple[str, str]] = {
     ReasonCode.card_excluded: ("Card {gpu} failed this VM before and is not tried again", "Add or free another card."),
     ReasonCode.host_excluded: ("Host {host} failed this VM before and is not tried again", "Add or free another host."),
     ReasonCode.other_kind: (
-        "Its image does not run there ({hosts}): simulated hosts run simulated images only, which run nowhere else",
+        "Its image does not run there ({hosts}): simulated images run on simulated hosts only, and real ones "
+        "there only while there is no real host",
         "Choose another image, or ask an admin to add a host that runs this one.",
     ),
     ReasonCode.never_fits: (

@@ -68,9 +68,7 @@ class Settings(BaseSettings):
             return None
         token = value.strip(" ")  # HTTP drops blanks at a header's end, so they are no part of it on either side
         if len(token) < 16 or not token.isprintable():
-            raise ValueError(
-                "VMGPU_ADMIN_TOKEN must be 16 or more printable characters, blanks at its ends not counted"
-            )
+            raise ValueError("it must be 16 or more printable characters, blanks at its ends not counted")
         return token
 
     @property
@@ -114,7 +112,8 @@ def read_settings(**overrides: Any) -> Settings:
     except ValidationError as bad:
         first = bad.errors()[0]
         name = "VMGPU_" + "_".join(str(part) for part in first["loc"]).upper()
-        raise SetupError(f"{name}: {first['msg']}", hint=f"Correct {name} and start again.") from None
+        said = first["msg"].removeprefix("Value error, ")
+        raise SetupError(f"{name}: {said}", hint=f"Correct {name} and start again.") from None
 
 
 @lru_cache(maxsize=1)

@@ -62,7 +62,8 @@ class _Rooms(click.Group):
 def cli(ctx: click.Context, url: str | None, token: str | None, bind: str, data_dir: str, no_color: str | None) -> None:
     """Carve GPU hosts into virtual machines.
 
-    Every command takes --json. The token is VMGPU_TOKEN, else the one that the first start left in the data folder.
+    Each command that talks to the service takes --json. The token is VMGPU_TOKEN, else the one that the first start
+    left in the data folder.
     Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 130 interrupted.
     """
     if no_color:

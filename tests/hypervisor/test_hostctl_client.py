@@ -69,9 +69,9 @@ class Host(paramiko.ServerInterface):
                 self.over.wait(30)
             if said.status is not None:
                 channel.send_exit_status(said.status)
+            channel.close()
         except (OSError, EOFError, paramiko.SSHException):
             return  # the client has heard enough
-        channel.close()
 
 
 class Kept(Login):

@@ -25,7 +25,14 @@ def _fresh_settings() -> None:
 
 
 # these start a process, a server or a file system of their own for nearly every test
-_WITH_PROCESSES = ("test_hostctl_client", "test_host_setup", "test_remote_setup", "test_demo", "test_guest")
+_WITH_PROCESSES = (
+    "test_hostctl_client",
+    "test_hostctl_zip",
+    "test_host_setup",
+    "test_remote_setup",
+    "test_demo",
+    "test_guest",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

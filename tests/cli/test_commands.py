@@ -172,6 +172,7 @@ def test_a_host_that_is_not_surveyed_is_exit_code_1(vmgpu: Run, tmp_path: Path) 
     assert vmgpu("host", "remove", "f1", "--wait", "0", "--json").json["state"] == "removing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("waiters", [answers.WAITERS, 0])
 def test_what_is_not_gone_in_time_is_not_said_to_be_gone(
     vmgpu: Run, service: Service, monkeypatch: pytest.MonkeyPatch, waiters: int

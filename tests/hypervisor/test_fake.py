@@ -723,6 +723,7 @@ def _start_many(ref: HostRef, first: int) -> None:
     host.close()
 
 
+@pytest.mark.slow
 class TestItsState:
     def test_outlives_a_killed_process(self, ref: HostRef, opened: Callable[..., FakeHost], tmp_path: Path) -> None:
         ready = tmp_path / "ready"
